@@ -1,0 +1,34 @@
+// What one step shall do, as plain data: made by PlanStep, applied by EngineCore, printable.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "memory/kv_manager.h"
+
+namespace augur::engine {
+
+struct PlannedSegment {
+  memory::SequenceId sequence = 0;
+  int num_tokens = 0;      // computed in this step
+  int blocks_after = 0;    // table length that they need
+  bool samples = false;    // reaches the sequence's last token, so a new one is drawn
+};
+
+struct PlannedAdmission {
+  memory::SequenceId sequence = 0;
+  int hit_blocks = 0;      // taken from the prefix cache
+  int total_blocks = 0;    // table length at the start: the whole current length
+};
+
+// Applied in this order: preemptions, admissions, segments.
+struct BatchPlan {
+  std::vector<memory::SequenceId> preemptions;
+  std::vector<PlannedAdmission> admissions;
+  std::vector<PlannedSegment> segments;  // decodes first, then prefill chunks
+
+  int num_rows() const;
+  std::string ToString() const;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,160 @@
+#include "engine/batcher.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+#include "kernels/paged_kv.h"
+
+namespace augur::engine {
+namespace {
+
+static_assert(kernels::kBlockTokens == 64, "BlocksFor counts blocks of 64 tokens");
+
+// A sequence that has tokens to compute in this step, running or about to be admitted.
+struct PrefillWork {
+  memory::SequenceId id = 0;
+  int start = 0;
+  int num_tokens = 0;
+  int rows = 0;  // granted so far
+
+  int remaining() const { return num_tokens - start - rows; }
+};
+
+class StepPlanner {
+ public:
+  StepPlanner(const BatchState& state, const BatchLimits& limits)
+      : state_(state), limits_(limits), available_(state.available_blocks),
+        rows_left_(limits.max_batched_tokens), num_kept_(state.running.size()) {
+    AUGUR_CHECK(limits.max_batched_tokens >= limits.max_batch + kernels::kBlockTokens);
+    AUGUR_CHECK(static_cast<int>(state.running.size()) <= limits.max_batch);
+  }
+
+  BatchPlan Plan() {
+    PlanDecodes();
+    CollectRunningPrefills();
+    if (plan_.preemptions.empty()) PlanAdmissions();
+    PlanPrefills();
+    return std::move(plan_);
+  }
+
+ private:
+  // state_.running[0, num_kept_) stays; victims are taken from its end.
+  void PlanDecodes() {
+    for (size_t i = 0; i < num_kept_; ++i) {
+      const RunningView& view = state_.running[i];
+      if (view.paused || !view.decoding) continue;
+      const int needed = BlocksFor(view.num_tokens);
+      const int missing = std::max(0, needed - view.num_blocks);
+      while (missing > available_ && i < num_kept_) PreemptYoungest();
+      if (i >= num_kept_) return;  // it was the youngest itself
+      available_ -= missing;
+      rows_left_ -= 1;
+      plan_.segments.push_back(
+          {.sequence = view.id, .num_tokens = 1, .blocks_after = needed, .samples = true});
+    }
+  }
+
+  void PreemptYoungest() {
+    const RunningView& victim = state_.running[--num_kept_];
+    available_ += victim.reclaimable_blocks;
+    plan_.preemptions.push_back(victim.id);
+  }
+
+  void CollectRunningPrefills() {
+    for (size_t i = 0; i < num_kept_; ++i) {
+      const RunningView& view = state_.running[i];
+      if (view.paused || view.decoding) continue;
+      AUGUR_CHECK(view.num_blocks >= BlocksFor(view.num_tokens));
+      prefills_.push_back(
+          {.id = view.id, .start = view.num_computed, .num_tokens = view.num_tokens, .rows = 0});
+    }
+  }
+
+  void PlanAdmissions() {
+    int running = static_cast<int>(num_kept_);
+    for (const WaitingView& view : state_.waiting) {
+      if (running >= limits_.max_batch) return;
+      if (view.cost_blocks + running > available_) return;
+      available_ -= view.cost_blocks;
+      ++running;
+      plan_.admissions.push_back({.sequence = view.id,
+                                  .hit_blocks = view.hit_blocks,
+                                  .total_blocks = BlocksFor(view.num_tokens)});
+      prefills_.push_back({.id = view.id,
+                           .start = view.hit_blocks * kernels::kBlockTokens,
+                           .num_tokens = view.num_tokens,
+                           .rows = 0});
+    }
+  }
+
+  void PlanPrefills() {
+    if (prefills_.empty()) return;
+    const int spare = prefills_.size() > 1 ? rows_left_ / 2 : 0;
+    // At least one block for the oldest, whatever the budget.
+    Grant(&prefills_[0], std::max(rows_left_ - spare, std::min(rows_left_, kernels::kBlockTokens)));
+    std::vector<PrefillWork*> others;
+    for (size_t i = 1; i < prefills_.size(); ++i) others.push_back(&prefills_[i]);
+    std::stable_sort(others.begin(), others.end(), [](const PrefillWork* a, const PrefillWork* b) {
+      return a->remaining() < b->remaining();
+    });
+    for (PrefillWork* work : others) Grant(work, rows_left_);
+    Grant(&prefills_[0], rows_left_);
+    for (const PrefillWork& work : prefills_) {
+      if (work.rows == 0) continue;
+      plan_.segments.push_back({.sequence = work.id,
+                                .num_tokens = work.rows,
+                                .blocks_after = BlocksFor(work.num_tokens),
+                                .samples = work.remaining() == 0});
+    }
+  }
+
+  // Gives up to `rows` more rows, ending on the grid or at the end of the sequence.
+  void Grant(PrefillWork* work, int rows) {
+    int granted = std::min(rows, work->remaining());
+    if (granted < work->remaining()) {
+      const int end = work->start + work->rows + granted;
+      granted = std::max(0, granted - end % kernels::kBlockTokens);
+    }
+    work->rows += granted;
+    rows_left_ -= granted;
+  }
+
+  const BatchState& state_;
+  const BatchLimits& limits_;
+  int available_;
+  int rows_left_;
+  size_t num_kept_;
+  std::vector<PrefillWork> prefills_;  // oldest first
+  BatchPlan plan_;
+};
+
+}  // namespace
+
+BatchPlan PlanStep(const BatchState& state, const BatchLimits& limits) {
+  return StepPlanner(state, limits).Plan();
+}
+
+int BatchPlan::num_rows() const {
+  int rows = 0;
+  for (const PlannedSegment& segment : segments) rows += segment.num_tokens;
+  return rows;
+}
+
+std::string BatchPlan::ToString() const {
+  std::string text = "preempt";
+  for (const memory::SequenceId id : preemptions) absl::StrAppend(&text, " ", id);
+  absl::StrAppend(&text, "; admit");
+  for (const PlannedAdmission& admission : admissions) {
+    absl::StrAppend(&text, " ", admission.sequence, "(hit ", admission.hit_blocks, " of ",
+                    admission.total_blocks, ")");
+  }
+  absl::StrAppend(&text, "; run");
+  for (const PlannedSegment& segment : segments) {
+    absl::StrAppend(&text, " ", segment.sequence, "x", segment.num_tokens,
+                    segment.samples ? "+" : "");
+  }
+  return text;
+}
+
+}  // namespace augur::engine

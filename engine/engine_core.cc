@@ -1,0 +1,442 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+
+namespace augur::engine {
+
+using memory::SequenceId;
+
+absl::Status CheckFits(const Request& request, const EngineOptions& options) {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t max_tokens = request.stopping.max_tokens;
+  const int64_t total = prompt + max_tokens;
+  const std::string numbers = absl::StrCat("prompt has ", prompt, " tokens and max_tokens is ", max_tokens,
+                                           ": together ", total);
+  if (total > options.max_context) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(numbers, ", the context is ", options.max_context, " tokens"));
+  }
+  if (BlocksFor(total) > options.num_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat(numbers, ", the KV pool holds ",
+                                                   int64_t{options.num_blocks} * kernels::kBlockTokens,
+                                                   " tokens (kv_bytes)"));
+  }
+  return absl::OkStatus();
+}
+
+EngineCore::EngineCore(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
+                       ModelRunner* runner, TokenOutput* output, EngineStats* stats,
+                       const memory::Clock* clock)
+    : options_(options), eos_token_ids_(std::move(eos_token_ids)), runner_(runner), output_(output),
+      stats_(stats), clock_(clock), kv_(options.num_blocks) {
+  row_tokens_.reserve(options.max_batched_tokens);
+  stats_->blocks_total = kv_.num_blocks();
+  ExportGauges();
+}
+
+void EngineCore::Add(std::shared_ptr<Request> request) {
+  AUGUR_CHECK(!request->prompt.empty());
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = next_id_++;
+  sequence->tokens = request->prompt;
+  sequence->tokens.reserve(request->prompt.size() + request->stopping.max_tokens);
+  sequence->times.arrival_ns = request->arrival_ns;
+  sequence->request = std::move(request);
+  waiting_.emplace(sequence->id, std::move(sequence));
+}
+
+StepReport EngineCore::Step() {
+  StepReport report;
+  const int64_t start_ns = clock_->NowNs();
+  Sweep(start_ns, &report);
+  plan_ = PlanStep(MakeBatchState(), {.max_batch = options_.max_batch,
+                                      .max_batched_tokens = options_.max_batched_tokens});
+  ApplyPreemptions();
+  ApplyAdmissions(start_ns, &report);
+  RunSegments(&report);
+  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty();
+  if (report.rows > 0) {
+    const int64_t end_ns = clock_->NowNs();
+    stats_->steps += 1;
+    stats_->last_step_ns = end_ns;
+    stats_->step_seconds.Observe(static_cast<double>(end_ns - start_ns) / memory::kNsPerSecond);
+    stats_->batch_size.Observe(static_cast<double>(plan_.segments.size()));
+    stats_->step_tokens.Observe(report.rows);
+  }
+  ExportGauges();
+  PostEvents();
+  return report;
+}
+
+void EngineCore::Sweep(int64_t now_ns, StepReport* report) {
+  std::vector<std::pair<SequenceId, absl::Status>> ended;
+  std::vector<SequenceId> retired;
+  for (SequenceMap* map : {&waiting_, &running_}) {
+    for (auto& [id, sequence] : *map) {
+      if (sequence->request->stop_matched.load(std::memory_order_acquire)) {
+        retired.push_back(id);
+      } else if (absl::Status verdict = VerdictOn(sequence.get(), now_ns); !verdict.ok()) {
+        ended.emplace_back(id, std::move(verdict));
+      }
+    }
+  }
+  for (const auto& [id, status] : ended) EndWith(id, status, report);
+  for (const SequenceId id : retired) {
+    TokenEvent event;
+    event.kind = TokenEvent::Kind::kRetired;
+    End(id, std::move(event), report);
+  }
+}
+
+absl::Status EngineCore::VerdictOn(Sequence* sequence, int64_t now_ns) const {
+  const Request& request = *sequence->request;
+  if (request.cancelled.load(std::memory_order_acquire)) {
+    return absl::CancelledError("the client went away");
+  }
+  if (now_ns >= request.deadline_ns) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("deadline passed ", sequence->admitted_before() ? "while generating, after " : "in the queue, after ",
+                     sequence->num_generated(), " tokens"));
+  }
+  if (!request.paused.load(std::memory_order_acquire)) {
+    sequence->paused_since_ns = RequestTimes::kUnset;
+    return absl::OkStatus();
+  }
+  if (sequence->paused_since_ns == RequestTimes::kUnset) sequence->paused_since_ns = now_ns;
+  if (now_ns - sequence->paused_since_ns >= options_.slow_reader_timeout_ns) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the client read nothing for ",
+                     options_.slow_reader_timeout_ns / memory::kNsPerMs, " ms (slow_reader_timeout)"));
+  }
+  return absl::OkStatus();
+}
+
+BatchState EngineCore::MakeBatchState() const {
+  BatchState state;
+  state.available_blocks = kv_.available();
+  state.running.reserve(running_.size());
+  // A step takes at most one block for each running sequence; with that many at hand nobody is preempted and
+  // what a preemption would give back need not be counted.
+  const bool tight = kv_.available() < static_cast<int>(running_.size());
+  for (const auto& [id, sequence] : running_) {
+    state.running.push_back({.id = id,
+                             .num_tokens = sequence->num_tokens(),
+                             .num_computed = sequence->num_computed,
+                             .num_blocks = static_cast<int>(kv_.table(id).size()),
+                             .reclaimable_blocks = tight ? kv_.CountUnshared(id) : 0,
+                             .decoding = sequence->decoding(),
+                             .paused = sequence->paused_since_ns != RequestTimes::kUnset});
+  }
+  // The head that does not fit ends admission, so no more than the free places need a look.
+  size_t places = options_.max_batch - running_.size();
+  for (const auto& [id, sequence] : waiting_) {
+    if (places-- == 0) break;
+    const std::vector<memory::BlockKey>& keys = sequence->request->block_keys;
+    const int most = (sequence->num_tokens() - 1) / kernels::kBlockTokens;
+    const std::span<const memory::BlockKey> usable(keys.data(), std::min<size_t>(keys.size(), most));
+    const int hits = kv_.CountCached(usable);
+    state.waiting.push_back(
+        {.id = id,
+         .num_tokens = sequence->num_tokens(),
+         .hit_blocks = hits,
+         .cost_blocks = kv_.CostOf(usable, hits, BlocksFor(sequence->num_tokens()))});
+  }
+  return state;
+}
+
+void EngineCore::ApplyPreemptions() {
+  for (const SequenceId id : plan_.preemptions) {
+    auto node = running_.extract(id);
+    Sequence& sequence = *node.mapped();
+    kv_.Release(id);
+    sequence.num_computed = 0;
+    sequence.published_blocks = 0;
+    ++sequence.preemptions;
+    stats_->preemptions += 1;
+    waiting_.insert(std::move(node));
+  }
+}
+
+void EngineCore::ApplyAdmissions(int64_t now_ns, StepReport* report) {
+  for (const PlannedAdmission& admission : plan_.admissions) {
+    if (Admit(admission, now_ns, report)) continue;
+    // An admission before it evicted part of its prefix: it stays in the queue and is planned anew.
+    std::erase_if(plan_.segments, [&](const PlannedSegment& segment) {
+      return segment.sequence == admission.sequence;
+    });
+  }
+}
+
+bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report) {
+  Sequence& sequence = *waiting_.at(admission.sequence);
+  const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
+  const std::span<const memory::BlockKey> hits(keys.data(), admission.hit_blocks);
+  if (kv_.CountCached(hits) < admission.hit_blocks) return false;
+  if (!kv_.Open(sequence.id, hits, admission.hit_blocks, admission.total_blocks)) return false;
+  sequence.num_computed = admission.hit_blocks * kernels::kBlockTokens;
+  sequence.published_blocks = admission.hit_blocks;
+  stats_->prefix_query_blocks += keys.size();
+  stats_->prefix_hit_blocks += admission.hit_blocks;
+  if (!sequence.admitted_before()) {
+    sequence.times.admitted_ns = now_ns;
+    sequence.cached_tokens = sequence.num_computed;
+    sequence.high_water = sequence.num_computed;
+    stats_->cached_tokens += sequence.num_computed;
+    stats_->queue_seconds.Observe(
+        static_cast<double>(now_ns - sequence.times.arrival_ns) / memory::kNsPerSecond);
+    report->left_queue_requests += 1;
+    report->left_queue_tokens += sequence.num_prompt();
+  }
+  running_.insert(waiting_.extract(admission.sequence));
+  return true;
+}
+
+void EngineCore::RunSegments(StepReport* report) {
+  if (plan_.segments.empty()) return;
+  std::vector<StepSegment> segments;
+  segments.reserve(plan_.segments.size());
+  GatherInputs(&segments);
+  runner_->Run({.token_ids = row_tokens_, .segments = segments}, &outputs_);
+  AUGUR_CHECK(outputs_.tokens.size() == segments.size());
+  report->rows = static_cast<int>(row_tokens_.size());
+  Update(segments, clock_->NowNs());
+}
+
+void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
+  row_tokens_.clear();
+  for (const PlannedSegment& planned : plan_.segments) {
+    Sequence& sequence = *running_.at(planned.sequence);
+    AUGUR_CHECK(planned.num_tokens > 0 && planned.num_tokens <= sequence.remaining());
+    AUGUR_CHECK(kv_.Extend(sequence.id, planned.blocks_after));
+    StepSegment segment;
+    segment.rows = {.first_row = static_cast<int>(row_tokens_.size()),
+                    .num_rows = planned.num_tokens,
+                    .first_position = sequence.num_computed,
+                    .block_table = kv_.table(sequence.id).data()};
+    segment.wants_token = planned.samples;
+    const SamplingParams& sampling = sequence.request->sampling;
+    segment.sampling = {.temperature = sampling.temperature,
+                        .top_k = sampling.top_k,
+                        .top_p = sampling.top_p,
+                        .min_p = sampling.min_p,
+                        .seed = sampling.seed,
+                        .choice_index = 0,
+                        .position = static_cast<uint32_t>(sequence.num_tokens())};
+    const auto first = sequence.tokens.begin() + sequence.num_computed;
+    row_tokens_.insert(row_tokens_.end(), first, first + planned.num_tokens);
+    segments->push_back(segment);
+  }
+  AUGUR_CHECK(static_cast<int>(row_tokens_.size()) <= options_.max_batched_tokens);
+}
+
+void EngineCore::Update(const std::vector<StepSegment>& segments, int64_t now_ns) {
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const PlannedSegment& planned = plan_.segments[i];
+    UpdateOne(running_.at(planned.sequence).get(), planned, outputs_.tokens[i], now_ns);
+  }
+}
+
+void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token,
+                           int64_t now_ns) {
+  const int before = sequence->num_computed;
+  sequence->num_computed += planned.num_tokens;
+  const int fresh = std::max(0, sequence->num_computed - std::max(before, sequence->high_water));
+  stats_->recomputed_tokens += planned.num_tokens - fresh;
+  sequence->high_water = std::max(sequence->high_water, sequence->num_computed);
+  if (before < sequence->num_prompt()) {
+    if (sequence->num_generated() == 0) stats_->prompt_tokens += fresh;
+    PublishPromptBlocks(sequence);
+    // Only what is new: a client's progress bar does not run backwards through a preemption.
+    if (sequence->request->output.progress && sequence->num_generated() == 0 && fresh > 0) {
+      TokenEvent event;
+      event.request = sequence->request;
+      event.kind = TokenEvent::Kind::kProgress;
+      event.progress = {.processed_tokens = static_cast<uint32_t>(sequence->num_computed),
+                        .cached_tokens = sequence->cached_tokens,
+                        .total_tokens = static_cast<uint32_t>(sequence->num_prompt()),
+                        .elapsed_ns = now_ns - sequence->times.admitted_ns};
+      events_.push_back(std::move(event));
+    }
+  }
+  if (!planned.samples) return;
+  if (token == kernels::kNotFinite) {
+    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"), nullptr);
+    return;
+  }
+  AppendToken(sequence, token, now_ns);
+}
+
+void EngineCore::PublishPromptBlocks(Sequence* sequence) {
+  const std::vector<memory::BlockKey>& keys = sequence->request->block_keys;
+  const size_t full = std::min<size_t>(keys.size(), sequence->num_computed / kernels::kBlockTokens);
+  for (size_t block = sequence->published_blocks; block < full; ++block) {
+    kv_.Publish(sequence->id, static_cast<int>(block), keys[block]);
+    sequence->published_blocks = static_cast<int>(block) + 1;
+  }
+}
+
+void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) {
+  const StoppingCriteria& stopping = sequence->request->stopping;
+  sequence->tokens.push_back(token);
+  stats_->generated_tokens += 1;
+  if (sequence->times.first_token_ns == RequestTimes::kUnset) {
+    sequence->times.first_token_ns = now_ns;
+    stats_->first_token_seconds.Observe(
+        static_cast<double>(now_ns - sequence->times.arrival_ns) / memory::kNsPerSecond);
+  } else {
+    stats_->inter_token_seconds.Observe(
+        static_cast<double>(now_ns - sequence->last_token_ns) / memory::kNsPerSecond);
+  }
+  sequence->last_token_ns = now_ns;
+
+  const auto contains = [token](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  const uint32_t generated = sequence->num_generated();
+  const bool ids_count = generated > stopping.min_tokens;
+  const bool is_stop = ids_count && contains(stopping.stop_token_ids);
+  const bool is_eos = ids_count && !stopping.ignore_eos && contains(eos_token_ids_);
+
+  TokenEvent event;
+  event.request = sequence->request;
+  event.kind = TokenEvent::Kind::kToken;
+  event.token = token;
+  event.hidden = is_stop || is_eos;
+  event.completion = DescribeCompletion(*sequence);
+  events_.push_back(std::move(event));
+
+  if (is_stop) {
+    Finish(sequence, FinishReason::kStop, token, now_ns);
+  } else if (is_eos) {
+    Finish(sequence, FinishReason::kEos, token, now_ns);
+  } else if (generated >= stopping.max_tokens) {
+    Finish(sequence, FinishReason::kLength, -1, now_ns);
+  }
+}
+
+Completion EngineCore::DescribeCompletion(const Sequence& sequence) const {
+  Completion completion;
+  completion.prompt_tokens = sequence.num_prompt();
+  completion.cached_tokens = sequence.cached_tokens;
+  completion.completion_tokens = sequence.num_generated();
+  completion.preemptions = sequence.preemptions;
+  completion.times = sequence.times;
+  completion.times.finished_ns = sequence.last_token_ns;
+  return completion;
+}
+
+void EngineCore::Finish(Sequence* sequence, FinishReason reason, TokenId stop_id, int64_t now_ns) {
+  TokenEvent event;
+  event.kind = TokenEvent::Kind::kFinished;
+  event.completion = DescribeCompletion(*sequence);
+  event.completion.reason = reason;
+  event.completion.stop_token_id = stop_id;
+  event.completion.times.finished_ns = now_ns;
+  End(sequence->id, std::move(event), nullptr);
+}
+
+void EngineCore::End(SequenceId id, TokenEvent event, StepReport* report) {
+  SequenceMap& map = running_.contains(id) ? running_ : waiting_;
+  Sequence& sequence = *map.at(id);
+  event.request = sequence.request;
+  events_.push_back(std::move(event));
+  if (&map == &running_) kv_.Release(id);
+  if (!sequence.admitted_before()) {
+    AUGUR_CHECK(report != nullptr);
+    report->left_queue_requests += 1;
+    report->left_queue_tokens += sequence.num_prompt();
+  }
+  map.erase(id);
+}
+
+void EngineCore::EndWith(SequenceId id, const absl::Status& status, StepReport* report) {
+  TokenEvent event;
+  event.kind = TokenEvent::Kind::kFailed;
+  event.status = status;
+  End(id, std::move(event), report);
+}
+
+StepReport EngineCore::EndQueued(const absl::Status& status) {
+  StepReport report;
+  std::vector<SequenceId> ids;
+  for (const auto& [id, sequence] : waiting_) {
+    if (!sequence->admitted_before()) ids.push_back(id);
+  }
+  for (const SequenceId id : ids) EndWith(id, status, &report);
+  ExportGauges();
+  PostEvents();
+  return report;
+}
+
+StepReport EngineCore::EndAll(const absl::Status& status) {
+  StepReport report;
+  std::vector<SequenceId> ids;
+  for (const SequenceMap* map : {&waiting_, &running_}) {
+    for (const auto& [id, sequence] : *map) ids.push_back(id);
+  }
+  for (const SequenceId id : ids) EndWith(id, status, &report);
+  ExportGauges();
+  PostEvents();
+  return report;
+}
+
+int64_t EngineCore::NextTimerNs() const {
+  int64_t next = kNoDeadline;
+  for (const SequenceMap* map : {&waiting_, &running_}) {
+    for (const auto& [id, sequence] : *map) {
+      next = std::min(next, sequence->request->deadline_ns);
+      if (sequence->paused_since_ns != RequestTimes::kUnset) {
+        next = std::min(next, sequence->paused_since_ns + options_.slow_reader_timeout_ns);
+      }
+    }
+  }
+  return next;
+}
+
+uint32_t EngineCore::CountCachedTokens(const std::vector<memory::BlockKey>& keys,
+                                       uint32_t prompt_tokens) const {
+  const size_t most = (prompt_tokens - 1) / kernels::kBlockTokens;
+  return kernels::kBlockTokens *
+         kv_.CountCached(std::span(keys.data(), std::min(keys.size(), most)));
+}
+
+void EngineCore::PostEvents() {
+  if (events_.empty()) return;
+  output_->Post(std::move(events_));
+  events_.clear();
+}
+
+void EngineCore::ExportGauges() {
+  int64_t waiting_tokens = 0;
+  for (const auto& [id, sequence] : waiting_) waiting_tokens += sequence->num_tokens();
+  int64_t paused = 0;
+  for (const auto& [id, sequence] : running_) {
+    if (sequence->paused_since_ns != RequestTimes::kUnset) ++paused;
+  }
+  const memory::KvCounts counts = kv_.counts();
+  stats_->waiting = static_cast<int64_t>(waiting_.size());
+  stats_->waiting_tokens = waiting_tokens;
+  stats_->running = static_cast<int64_t>(running_.size());
+  stats_->paused = paused;
+  stats_->blocks_held = counts.held;
+  stats_->blocks_cached = counts.cached;
+  stats_->blocks_free = counts.free;
+}
+
+void EngineCore::CheckInvariants() const {
+  kv_.CheckInvariants();
+  AUGUR_CHECK(kv_.num_tables() == static_cast<int>(running_.size()));
+  AUGUR_CHECK(static_cast<int>(running_.size()) <= options_.max_batch);
+  for (const auto& [id, sequence] : running_) {
+    AUGUR_CHECK(!waiting_.contains(id));
+    AUGUR_CHECK(sequence->num_computed < sequence->num_tokens());
+    AUGUR_CHECK(BlocksFor(sequence->num_computed) <= static_cast<int>(kv_.table(id).size()));
+  }
+  for (const auto& [id, sequence] : waiting_) AUGUR_CHECK(sequence->num_computed == 0);
+}
+
+}  // namespace augur::engine

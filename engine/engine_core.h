@@ -1,0 +1,104 @@
+// The engine as a state machine without threads or a clock of its own: accepted requests go in, every Step
+// sweeps, plans, runs and updates, events come out. Engine wraps it in a thread; the simulation drives it in
+// virtual time.
+//
+// Thread: one owner; CountCachedTokens alone may be called from any.
+// Ownership: runner, output and stats are the caller's and outlive the core.
+// Failure: nothing a request does fails a step; each request ends by exactly one terminal event.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/batch_plan.h"
+#include "engine/batcher.h"
+#include "engine/engine_options.h"
+#include "engine/engine_stats.h"
+#include "engine/model_runner.h"
+#include "engine/sequence.h"
+#include "engine/token_output.h"
+#include "memory/base/clock.h"
+#include "memory/kv_manager.h"
+
+namespace augur::engine {
+
+// What a step did to the queue and whether there is reason to call again at once.
+struct StepReport {
+  int rows = 0;                    // computed
+  bool moved = false;              // something ran, came or went: another step may have more to do
+  int left_queue_requests = 0;     // admitted for the first time or ended before that
+  int64_t left_queue_tokens = 0;   // their prompt tokens
+};
+
+// INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens beyond the
+// context or beyond the whole KV pool. Whatever passes will run, however long the queue: see batcher.h.
+absl::Status CheckFits(const Request& request, const EngineOptions& options);
+
+class EngineCore {
+ public:
+  EngineCore(const EngineOptions& options, std::vector<TokenId> eos_token_ids, ModelRunner* runner,
+             TokenOutput* output, EngineStats* stats, const memory::Clock* clock);
+
+  // `request` has passed CheckFits.
+  void Add(std::shared_ptr<Request> request);
+  StepReport Step();
+
+  // Ends, with `status`, what was never admitted; or everything.
+  StepReport EndQueued(const absl::Status& status);
+  StepReport EndAll(const absl::Status& status);
+
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  // The earliest instant at which Step has something to do although nothing can run (a deadline, a slow
+  // reader's limit); kNoDeadline when there is none.
+  int64_t NextTimerNs() const;
+
+  uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys, uint32_t prompt_tokens) const;
+  const memory::KvManager& kv() const { return kv_; }
+  const BatchPlan& last_plan() const { return plan_; }
+  // CHECKs the invariants of sequences and blocks against each other (tests and the simulation).
+  void CheckInvariants() const;
+
+ private:
+  using SequenceMap = std::map<memory::SequenceId, std::unique_ptr<Sequence>>;  // oldest first
+
+  void Sweep(int64_t now_ns, StepReport* report);
+  absl::Status VerdictOn(Sequence* sequence, int64_t now_ns) const;
+  BatchState MakeBatchState() const;
+  void ApplyPreemptions();
+  void ApplyAdmissions(int64_t now_ns, StepReport* report);
+  bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
+  void RunSegments(StepReport* report);
+  void GatherInputs(std::vector<StepSegment>* segments);
+  void Update(const std::vector<StepSegment>& segments, int64_t now_ns);
+  void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns);
+  void PublishPromptBlocks(Sequence* sequence);
+  void AppendToken(Sequence* sequence, TokenId token, int64_t now_ns);
+  void Finish(Sequence* sequence, FinishReason reason, TokenId stop_id, int64_t now_ns);
+  Completion DescribeCompletion(const Sequence& sequence) const;
+  // Posts the terminal event, frees the blocks and forgets the sequence.
+  void End(memory::SequenceId id, TokenEvent event, StepReport* report);
+  void EndWith(memory::SequenceId id, const absl::Status& status, StepReport* report);
+  void PostEvents();
+  void ExportGauges();
+
+  const EngineOptions options_;
+  const std::vector<TokenId> eos_token_ids_;
+  ModelRunner* const runner_;
+  TokenOutput* const output_;
+  EngineStats* const stats_;
+  const memory::Clock* const clock_;
+
+  memory::KvManager kv_;
+  memory::SequenceId next_id_ = 1;
+  SequenceMap waiting_;
+  SequenceMap running_;
+  BatchPlan plan_;
+  std::vector<TokenEvent> events_;  // of this step, posted at its end
+  std::vector<int32_t> row_tokens_;
+  StepOutputs outputs_;
+};
+
+}  // namespace augur::engine

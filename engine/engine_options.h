@@ -1,0 +1,21 @@
+// Every limit and knob of the engine, units in the names. Filled by server/server_config, checked there.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace augur::engine {
+
+struct EngineOptions {
+  int max_context = 0;                 // tokens of prompt + completion; at most the model's
+  int num_blocks = 0;                  // KV pool, 64 tokens each
+  int max_batch = 32;                  // sequences in a step
+  int max_batched_tokens = 512;        // rows in a step; at least max_batch + 64, so that prefill always moves
+  int max_queued_requests = 256;       // accepted and not yet admitted
+  int64_t max_queued_tokens = 1 << 20; // prompt tokens of those
+  bool prefix_cache = true;
+  int64_t slow_reader_timeout_ns = 30'000'000'000;
+};
+
+}  // namespace augur::engine

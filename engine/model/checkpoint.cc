@@ -1,0 +1,228 @@
+#include "engine/model/checkpoint.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/model/json_fields.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+// safetensors' own reader stops at 100 MB; a header of that size already names some 500,000 tensors.
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+constexpr size_t kMaxRank = 8;
+
+std::string ShapeName(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::StatusOr<kernels::DType> ParseDType(const std::string& name) {
+  if (name == "F32") return kernels::DType::kF32;
+  if (name == "BF16") return kernels::DType::kBF16;
+  if (name == "F16") return kernels::DType::kF16;
+  return absl::InvalidArgumentError(absl::StrCat("expected dtype F32, BF16 or F16, found ", name));
+}
+
+// Reads exactly `bytes` or says why not.
+absl::Status ReadAt(int fd, const std::string& path, int64_t offset, int64_t bytes, void* out) {
+  char* target = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd, target, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return absl::InvalidArgumentError(absl::StrCat(path, ": ", strerror(errno)));
+    if (got == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": expected ", bytes, " more bytes at offset ", offset, ", found the end"));
+    }
+    target += got;
+    offset += got;
+    bytes -= got;
+  }
+  return absl::OkStatus();
+}
+
+// The bytes that shape and dtype ask for; an overflow is an error.
+absl::StatusOr<int64_t> BytesOfShape(const std::vector<int64_t>& shape, kernels::DType dtype) {
+  int64_t bytes = static_cast<int64_t>(kernels::BytesOf(dtype));
+  for (const int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) {
+      return absl::InvalidArgumentError(absl::StrCat("shape ", ShapeName(shape), " is too large"));
+    }
+  }
+  return bytes;
+}
+
+struct Entry {
+  kernels::DType dtype;
+  std::vector<int64_t> shape;
+  int64_t begin;
+  int64_t end;
+};
+
+absl::StatusOr<Entry> ParseEntry(const nlohmann::json& value, const std::string& file,
+                                 const std::string& name) {
+  const std::string where = absl::StrCat(file, ": tensor ", name);
+  if (!value.is_object()) return absl::InvalidArgumentError(where + ": expected an object");
+  const JsonFields fields(value, where);
+  AUGUR_ASSIGN_OR_RETURN(const std::string dtype_name, fields.String("dtype", std::nullopt));
+  const absl::StatusOr<kernels::DType> dtype = ParseDType(dtype_name);
+  if (!dtype.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(where, ": ", std::string(dtype.status().message())));
+  }
+  if (!fields.Has("shape") || !fields.Find("shape")->is_array()) return fields.Error("shape", "a list");
+  AUGUR_ASSIGN_OR_RETURN(std::vector<int64_t> shape, fields.IntOrList("shape", 0, INT64_MAX));
+  if (shape.size() > kMaxRank) return fields.Error("shape", absl::StrCat("at most ", kMaxRank, " extents"));
+  AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
+                         fields.IntOrList("data_offsets", 0, INT64_MAX));
+  if (offsets.size() != 2) return fields.Error("data_offsets", "two integers");
+  const absl::StatusOr<int64_t> bytes = BytesOfShape(shape, *dtype);
+  if (!bytes.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(where, ": ", std::string(bytes.status().message())));
+  }
+  if (offsets[1] - offsets[0] != *bytes) {
+    return fields.Error("data_offsets", absl::StrCat(*bytes, " bytes for shape ", ShapeName(shape), " of ",
+                                                     kernels::NameOf(*dtype)));
+  }
+  return Entry{*dtype, std::move(shape), offsets[0], offsets[1]};
+}
+
+}  // namespace
+
+struct Checkpoint::File {
+  std::string path;
+  int fd = -1;
+  int64_t bytes = 0;
+  ~File() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+Checkpoint::Checkpoint() = default;
+Checkpoint::~Checkpoint() = default;
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& folder) {
+  std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
+  const std::string single = folder + "/model.safetensors";
+  const std::string index = single + ".index.json";
+  if (!std::filesystem::exists(index)) {
+    AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(single));
+    return checkpoint;
+  }
+  AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(index, kMaxIndexBytes));
+  const JsonFields fields(document, index);
+  const nlohmann::json* map = fields.Find("weight_map");
+  if (map == nullptr || !map->is_object()) return fields.Error("weight_map", "an object");
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : map->items()) {
+    // Shards lie beside their index: a name with a path in it is not one.
+    if (!shard.is_string() || shard.get<std::string>().find('/') != std::string::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(index, ": tensor ", name, ": expected a file name in the same folder"));
+    }
+    shards.insert(shard.get<std::string>());
+  }
+  for (const std::string& shard : shards) {
+    AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(absl::StrCat(folder, "/", shard)));
+  }
+  for (const auto& [name, shard] : map->items()) {
+    if (!checkpoint->Has(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(index, ": tensor ", name, ": expected in ", shard.get<std::string>(), ", not found"));
+    }
+  }
+  return checkpoint;
+}
+
+absl::Status Checkpoint::AddFile(const std::string& path) {
+  auto file = std::make_unique<File>();
+  file->path = path;
+  file->fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file->fd < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  struct stat info;
+  if (fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": expected a regular file"));
+  }
+  file->bytes = info.st_size;
+  uint64_t header_bytes = 0;  // little-endian, as this machine is
+  AUGUR_RETURN_IF_ERROR(ReadAt(file->fd, path, 0, sizeof header_bytes, &header_bytes));
+  const int64_t most = std::min(kMaxHeaderBytes, file->bytes - int64_t{8});
+  if (header_bytes > static_cast<uint64_t>(most)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": header length: expected at most ", most, ", found ", header_bytes));
+  }
+  std::string header(header_bytes, '\0');
+  AUGUR_RETURN_IF_ERROR(ReadAt(file->fd, path, 8, static_cast<int64_t>(header_bytes), header.data()));
+  num_bytes_ += file->bytes;
+  files_.push_back(std::move(file));
+  return AddHeader(files_.back().get(), header, 8 + static_cast<int64_t>(header_bytes));
+}
+
+absl::Status Checkpoint::AddHeader(const File* file, const std::string& header, int64_t data_start) {
+  AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJson(file->path + ": header", header));
+  if (!document.is_object()) {
+    return absl::InvalidArgumentError(file->path + ": header: expected a JSON object");
+  }
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (const auto& [name, value] : document.items()) {
+    if (name == "__metadata__") continue;
+    AUGUR_ASSIGN_OR_RETURN(Entry entry, ParseEntry(value, file->path, name));
+    ranges.emplace_back(entry.begin, entry.end);
+    num_elements_ += (entry.end - entry.begin) / static_cast<int64_t>(kernels::BytesOf(entry.dtype));
+    const bool added = tensors_.emplace(name, Place{.file = file,
+                                        .dtype = entry.dtype,
+                                        .shape = std::move(entry.shape),
+                                        .offset = data_start + entry.begin,
+                                        .bytes = entry.end - entry.begin})
+                           .second;
+    if (!added) {
+      return absl::InvalidArgumentError(absl::StrCat(file->path, ": tensor ", name, ": found twice"));
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  int64_t expected = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (begin != expected) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file->path, ": data_offsets: expected a tensor to begin at ", expected, ", found ", begin));
+    }
+    expected = end;
+  }
+  if (data_start + expected != file->bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(file->path, ": size: expected ",
+                                                   data_start + expected, " bytes, found ", file->bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TensorData> Checkpoint::Read(const std::string& name,
+                                            const std::vector<int64_t>& shape) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    const std::string file = files_.size() == 1 ? files_[0]->path : "the checkpoint";
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": tensor ", name, ": expected ", ShapeName(shape), ", found none"));
+  }
+  const Place& place = found->second;
+  if (place.shape != shape) {
+    return absl::InvalidArgumentError(absl::StrCat(place.file->path, ": tensor ", name, ": expected ",
+                                                   ShapeName(shape), ", found ", ShapeName(place.shape)));
+  }
+  TensorData tensor{.dtype = place.dtype, .shape = place.shape, .bytes = {}};
+  tensor.bytes.resize(static_cast<size_t>(place.bytes));
+  AUGUR_RETURN_IF_ERROR(
+      ReadAt(place.file->fd, place.file->path, place.offset, place.bytes, tensor.bytes.data()));
+  return tensor;
+}
+
+}  // namespace augur::engine

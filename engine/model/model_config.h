@@ -1,0 +1,44 @@
+// config.json and generation_config.json of a Hugging Face folder as one checked struct.
+//
+// Absent keys take transformers' defaults for the family. A key that changes the maths and is not supported is
+// an error by its name, never ignored. Thread: any. Failure: a one-line status naming file and key.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kernels/dtype.h"
+
+namespace augur::engine {
+
+struct ModelConfig {
+  std::string family;             // model_type, e.g. "llama"
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int intermediate_size = 0;
+  int num_layers = 0;
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int max_position_embeddings = 0;
+  float rms_norm_epsilon = 1e-6f;
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;    // on q, k, v and o
+  bool mlp_bias = false;          // on gate, up and down
+  std::vector<TokenId> eos_token_ids;  // union of both files, ascending
+  std::optional<TokenId> bos_token_id;
+
+  int q_width() const { return num_q_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+};
+
+// Families that LoadModelConfig accepts, for messages.
+std::string SupportedFamilies();
+
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder);
+
+}  // namespace augur::engine

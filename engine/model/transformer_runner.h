@@ -1,0 +1,75 @@
+// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend, and the KV
+// pool that it writes and reads.
+//
+// Thread: the engine's. Ownership: owns weights, pool and activations; the backend outlives it. Everything is
+// allocated by Create; a step allocates nothing.
+// A row's result depends on its own sequence alone: see kernels/README.md for the ops' part of that promise.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model_config.h"
+#include "engine/model/transformer_weights.h"
+#include "engine/model_runner.h"
+#include "kernels/backend.h"
+
+namespace augur::engine {
+
+struct TransformerRunnerOptions {
+  int max_rows = 0;      // of a step
+  int max_segments = 0;  // sequences in a step
+  int max_context = 0;   // positions that the RoPE tables cover
+  int num_blocks = 0;    // KV pool
+  kernels::DType kv_dtype = kernels::DType::kF32;
+};
+
+class TransformerRunner final : public ModelRunner {
+ public:
+  // RESOURCE_EXHAUSTED names the buffer, its bytes and the knob.
+  static absl::StatusOr<std::unique_ptr<TransformerRunner>> Create(
+      kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
+      const TransformerRunnerOptions& options);
+  ~TransformerRunner() override;
+
+  void Run(const StepInputs& inputs, StepOutputs* outputs) override;
+
+  // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order. Valid until
+  // the next Run. For tests and prompt scoring.
+  std::span<const float> logits() const;
+
+ private:
+  TransformerRunner(kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
+                    const TransformerRunnerOptions& options);
+  absl::Status Allocate();
+  absl::StatusOr<float*> AllocateFloats(const char* what, int64_t count);
+  void FillRopeTables();
+  void RunLayer(int layer, int rows);
+  void RunHead(const StepInputs& inputs, StepOutputs* outputs);
+
+  kernels::Backend* const backend_;
+  const ModelConfig config_;
+  const TransformerWeights weights_;
+  const TransformerRunnerOptions options_;
+
+  kernels::PagedKv kv_;
+  std::vector<void*> allocations_;
+  float* cos_ = nullptr;        // [max_context, head_dim / 2]
+  float* sin_ = nullptr;        // [max_context, head_dim / 2]
+  float* hidden_ = nullptr;     // [max_rows, hidden]
+  float* normed_ = nullptr;     // [max_rows, hidden]
+  float* qkv_ = nullptr;        // [max_rows, q width + 2 kv width]
+  float* attended_ = nullptr;   // [max_rows, q width]
+  float* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
+  float* activated_ = nullptr;  // [max_rows, intermediate]
+  float* logits_ = nullptr;     // [max_segments, vocab]
+
+  std::vector<kernels::Segment> segments_;          // of this step
+  std::vector<int32_t> sampled_rows_;               // last rows of segments that want a token
+  std::vector<kernels::SamplingRow> sampling_;
+  std::vector<int32_t> sampled_;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,151 @@
+#include "engine/model/transformer_weights.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+std::vector<float> Widen(const TensorData& tensor) {
+  const size_t count = tensor.bytes.size() / kernels::BytesOf(tensor.dtype);
+  std::vector<float> values(count);
+  if (tensor.dtype == kernels::DType::kF32) {
+    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    return values;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, tensor.bytes.data() + 2 * i, sizeof bits);
+    values[i] = tensor.dtype == kernels::DType::kBF16 ? kernels::FloatFromBF16(bits)
+                                                      : kernels::FloatFromF16(bits);
+  }
+  return values;
+}
+
+// Puts matrices that read the same input under each other, so that one product serves them all. Parts of
+// different dtypes are widened to float32.
+TensorData StackRows(std::vector<TensorData> parts) {
+  bool same = true;
+  for (const TensorData& part : parts) same = same && part.dtype == parts[0].dtype;
+  TensorData stacked{.dtype = same ? parts[0].dtype : kernels::DType::kF32,
+                     .shape = {0, parts[0].shape[1]},
+                     .bytes = {}};
+  for (const TensorData& part : parts) {
+    stacked.shape[0] += part.shape[0];
+    if (same) {
+      stacked.bytes.insert(stacked.bytes.end(), part.bytes.begin(), part.bytes.end());
+      continue;
+    }
+    const std::vector<float> wide = Widen(part);
+    const std::byte* bytes = reinterpret_cast<const std::byte*>(wide.data());
+    stacked.bytes.insert(stacked.bytes.end(), bytes, bytes + wide.size() * sizeof(float));
+  }
+  return stacked;
+}
+
+class Loader {
+ public:
+  Loader(const Checkpoint& checkpoint, const ModelConfig& config, kernels::Backend* backend)
+      : checkpoint_(checkpoint), config_(config), backend_(backend) {}
+
+  absl::StatusOr<TransformerWeights> Load() {
+    TransformerWeights weights;
+    const int64_t vocab = config_.vocab_size;
+    const int64_t hidden = config_.hidden_size;
+    AUGUR_ASSIGN_OR_RETURN(weights.embedding,
+                           checkpoint_.Read("model.embed_tokens.weight", {vocab, hidden}));
+    weights.dtype = weights.embedding.dtype;
+    num_parameters_ += vocab * hidden;
+    for (int layer = 0; layer < config_.num_layers; ++layer) {
+      AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(absl::StrCat("model.layers.", layer, ".")));
+      weights.layers.push_back(std::move(loaded));
+    }
+    AUGUR_ASSIGN_OR_RETURN(weights.final_norm, Vector("model.norm.weight", hidden));
+    // A checkpoint whose config says "tied" may still carry a copy of the head; transformers ignores it too.
+    if (config_.tie_word_embeddings) {
+      weights.head = Pack(weights.embedding);
+    } else {
+      AUGUR_ASSIGN_OR_RETURN(const TensorData head, checkpoint_.Read("lm_head.weight", {vocab, hidden}));
+      num_parameters_ += vocab * hidden;
+      weights.head = Pack(head);
+    }
+    weights.num_parameters = num_parameters_;
+    return weights;
+  }
+
+ private:
+  struct Part {
+    std::string name;  // without ".weight"
+    int64_t rows;
+  };
+
+  absl::StatusOr<LayerWeights> LoadLayer(const std::string& prefix) {
+    LayerWeights layer;
+    const int64_t hidden = config_.hidden_size;
+    const int64_t intermediate = config_.intermediate_size;
+    const std::string attention = prefix + "self_attn.";
+    const std::string mlp = prefix + "mlp.";
+    AUGUR_ASSIGN_OR_RETURN(layer.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
+    AUGUR_ASSIGN_OR_RETURN(layer.qkv, Linear({{attention + "q_proj", config_.q_width()},
+                                              {attention + "k_proj", config_.kv_width()},
+                                              {attention + "v_proj", config_.kv_width()}},
+                                             hidden, config_.attention_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.output, Linear({{attention + "o_proj", hidden}}, config_.q_width(),
+                                                config_.attention_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
+    AUGUR_ASSIGN_OR_RETURN(layer.gate_up, Linear({{mlp + "gate_proj", intermediate},
+                                                  {mlp + "up_proj", intermediate}},
+                                                 hidden, config_.mlp_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.down,
+                           Linear({{mlp + "down_proj", hidden}}, intermediate, config_.mlp_bias));
+    return layer;
+  }
+
+  absl::StatusOr<LinearWeights> Linear(const std::vector<Part>& parts, int64_t in_features, bool bias) {
+    LinearWeights linear;
+    std::vector<TensorData> matrices;
+    for (const Part& part : parts) {
+      AUGUR_ASSIGN_OR_RETURN(TensorData matrix,
+                             checkpoint_.Read(part.name + ".weight", {part.rows, in_features}));
+      num_parameters_ += part.rows * in_features;
+      matrices.push_back(std::move(matrix));
+      if (!bias) continue;
+      AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values, Vector(part.name + ".bias", part.rows));
+      linear.bias.insert(linear.bias.end(), values.begin(), values.end());
+    }
+    linear.weight = Pack(matrices.size() == 1 ? std::move(matrices[0]) : StackRows(std::move(matrices)));
+    return linear;
+  }
+
+  absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t size) {
+    AUGUR_ASSIGN_OR_RETURN(const TensorData tensor, checkpoint_.Read(name, {size}));
+    num_parameters_ += size;
+    return Widen(tensor);
+  }
+
+  std::unique_ptr<kernels::PackedWeight> Pack(const TensorData& matrix) const {
+    return backend_->PackWeight({.data = matrix.bytes.data(),
+                                 .dtype = matrix.dtype,
+                                 .out_features = static_cast<int>(matrix.shape[0]),
+                                 .in_features = static_cast<int>(matrix.shape[1])});
+  }
+
+  const Checkpoint& checkpoint_;
+  const ModelConfig& config_;
+  kernels::Backend* const backend_;
+  int64_t num_parameters_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& checkpoint,
+                                                          const ModelConfig& config,
+                                                          kernels::Backend* backend) {
+  return Loader(checkpoint, config, backend).Load();
+}
+
+}  // namespace augur::engine

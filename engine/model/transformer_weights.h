@@ -1,0 +1,45 @@
+// The weights of a decoder-only transformer as the backend's ops read them: fused and packed once at load.
+//
+// Thread: immutable after LoadTransformerWeights. Ownership: packed matrices belong to the struct; vectors are
+// plain host memory. Failure: a status naming file and tensor.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/model_config.h"
+#include "kernels/backend.h"
+
+namespace augur::engine {
+
+struct LinearWeights {
+  std::unique_ptr<kernels::PackedWeight> weight;  // [out, in]
+  std::vector<float> bias;                        // [out], empty: none
+  const float* bias_data() const { return bias.empty() ? nullptr : bias.data(); }
+};
+
+struct LayerWeights {
+  std::vector<float> attention_norm;  // [hidden]
+  LinearWeights qkv;                  // [(q heads + 2 kv heads) * head_dim, hidden]
+  LinearWeights output;               // [hidden, q heads * head_dim]
+  std::vector<float> mlp_norm;        // [hidden]
+  LinearWeights gate_up;              // [2 * intermediate, hidden]: gate, then up
+  LinearWeights down;                 // [hidden, intermediate]
+};
+
+struct TransformerWeights {
+  kernels::DType dtype = kernels::DType::kF32;  // of the embedding table: the checkpoint's
+  TensorData embedding;                         // [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  std::vector<float> final_norm;                // [hidden]
+  std::unique_ptr<kernels::PackedWeight> head;  // [vocab, hidden]
+  int64_t num_parameters = 0;                   // tied ones once
+};
+
+absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& checkpoint,
+                                                          const ModelConfig& config,
+                                                          kernels::Backend* backend);
+
+}  // namespace augur::engine

@@ -1,0 +1,167 @@
+#include "engine/token_emitter.h"
+
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace augur::engine {
+namespace {
+
+Outcome OutcomeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kCancelled: return Outcome::kCancelled;
+    case absl::StatusCode::kDeadlineExceeded: return Outcome::kDeadline;
+    case absl::StatusCode::kResourceExhausted: return Outcome::kSlowReader;
+    case absl::StatusCode::kUnavailable: return Outcome::kDraining;
+    default: return Outcome::kInternal;
+  }
+}
+
+Outcome OutcomeOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return Outcome::kStop;
+    case FinishReason::kLength: return Outcome::kLength;
+    case FinishReason::kEos: return Outcome::kEos;
+  }
+  return Outcome::kInternal;
+}
+
+}  // namespace
+
+TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
+    : stopping_(request.stopping), output_(request.output),
+      decoder_(tokenizer, request.output.skip_special_tokens), matcher_(request.stopping.stop),
+      decodes_(tokenizer != nullptr && request.output.text) {}
+
+bool TextStream::Push(TokenId token, bool hidden, std::string* matched_stop) {
+  ++pending_.num_tokens;
+  if (output_.token_ids) pending_.token_ids.push_back(token);
+  if (hidden || !decodes_) return false;
+  return PushText(decoder_.Push(token), matched_stop);
+}
+
+bool TextStream::PushText(std::string text, std::string* matched_stop) {
+  if (text.empty()) return false;
+  StopMatcher::Result result = matcher_.Push(text, /*include_stop=*/false);
+  pending_.text += result.text;
+  if (!result.matched.has_value()) return false;
+  *matched_stop = stopping_.stop[*result.matched];
+  return true;
+}
+
+void TextStream::Close() {
+  if (!decodes_) return;
+  std::string matched_stop;
+  // A repaired tail (U+FFFD) can complete a stop string; the sequence is over either way.
+  if (!PushText(decoder_.Flush(), &matched_stop)) pending_.text += matcher_.Flush();
+}
+
+bool TextStream::TakeChunk(TokenChunk* chunk) {
+  if (pending_.text.empty() && pending_.token_ids.empty() && (decodes_ || pending_.num_tokens == 0)) {
+    return false;
+  }
+  *chunk = std::exchange(pending_, TokenChunk{});
+  return true;
+}
+
+TokenEmitter::TokenEmitter(const Tokenizer* tokenizer, EngineStats* stats, const memory::Clock* clock)
+    : tokenizer_(tokenizer), stats_(stats), clock_(clock), thread_([this] { RunLoop(); }) {}
+
+TokenEmitter::~TokenEmitter() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  posted_.notify_all();
+  thread_.join();
+}
+
+void TokenEmitter::Expect() { outstanding_.fetch_add(1, std::memory_order_acq_rel); }
+
+void TokenEmitter::Forget() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
+
+void TokenEmitter::Post(std::vector<TokenEvent> events) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    taken_.wait(lock, [this] { return queue_.size() < kMaxQueuedEvents; });
+    for (TokenEvent& event : events) queue_.push_back(std::move(event));
+  }
+  posted_.notify_one();
+}
+
+void TokenEmitter::RunLoop() {
+  std::deque<TokenEvent> batch;
+  while (true) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      posted_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      batch.swap(queue_);
+    }
+    taken_.notify_one();
+    for (const TokenEvent& event : batch) Handle(event);
+    batch.clear();
+  }
+}
+
+void TokenEmitter::Handle(const TokenEvent& event) {
+  std::unique_ptr<Live>& live = live_[event.request.get()];
+  if (live == nullptr) live = std::make_unique<Live>(tokenizer_, *event.request);
+  switch (event.kind) {
+    case TokenEvent::Kind::kProgress:
+      if (!live->done) event.request->sink->OnProgress(event.progress);
+      return;
+    case TokenEvent::Kind::kToken:
+      if (!live->done) HandleToken(event, live.get());
+      return;
+    case TokenEvent::Kind::kFinished:
+      if (!live->done) Finish(event, live.get());
+      break;
+    case TokenEvent::Kind::kFailed:
+      if (!live->done) {
+        stats_->outcomes[static_cast<size_t>(OutcomeOf(event.status))] += 1;
+        event.request->sink->OnError(event.status);
+      }
+      break;
+    case TokenEvent::Kind::kRetired:
+      AUGUR_CHECK(live->done);
+      break;
+  }
+  live_.erase(event.request.get());
+  outstanding_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void TokenEmitter::HandleToken(const TokenEvent& event, Live* live) {
+  std::string matched_stop;
+  const bool stopped = live->text.Push(event.token, event.hidden, &matched_stop);
+  TokenChunk chunk;
+  if (live->text.TakeChunk(&chunk)) event.request->sink->OnChunk(std::move(chunk));
+  if (!stopped) return;
+  Completion completion = event.completion;
+  completion.reason = FinishReason::kStop;
+  completion.stop_string = std::move(matched_stop);
+  completion.times.finished_ns = clock_->NowNs();
+  live->done = true;
+  event.request->stop_matched.store(true, std::memory_order_release);
+  RecordEnd(completion);
+  event.request->sink->OnFinished(completion);
+}
+
+void TokenEmitter::Finish(const TokenEvent& event, Live* live) {
+  live->text.Close();
+  TokenChunk chunk;
+  if (live->text.TakeChunk(&chunk)) event.request->sink->OnChunk(std::move(chunk));
+  RecordEnd(event.completion);
+  event.request->sink->OnFinished(event.completion);
+}
+
+void TokenEmitter::RecordEnd(const Completion& completion) {
+  stats_->outcomes[static_cast<size_t>(OutcomeOf(completion.reason))] += 1;
+  stats_->request_seconds.Observe(
+      static_cast<double>(completion.times.finished_ns - completion.times.arrival_ns) /
+      memory::kNsPerSecond);
+  stats_->request_prompt_tokens.Observe(completion.prompt_tokens);
+  stats_->request_generated_tokens.Observe(completion.completion_tokens);
+}
+
+}  // namespace augur::engine

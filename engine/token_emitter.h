@@ -1,0 +1,98 @@
+// Turns the core's token events into text for the sinks, on a thread of its own, so that neither detokenising
+// nor anything outside runs on the engine thread. Matches stop strings across token edges and never releases a
+// cut character.
+//
+// Thread: Post from the engine thread; Expect from any; sinks are called on the emitter's thread.
+// Ownership: holds a request from its Expect to its terminal event. Bounded: Post waits while kMaxQueuedEvents
+// events are queued, so the engine cannot run ahead of a stuck emitter.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/engine_stats.h"
+#include "engine/text/stop_matcher.h"
+#include "engine/token_output.h"
+#include "engine/tokenizer/incremental_decoder.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "memory/base/clock.h"
+
+namespace augur::engine {
+
+// One request's way from ids to text: pure state, no thread, tested on its own.
+class TextStream {
+ public:
+  // `tokenizer` may be null: ids only.
+  TextStream(const Tokenizer* tokenizer, const Request& request);
+
+  // Feeds a token. Returns whether a stop string matched; then `matched_stop` names it and nothing more may
+  // be fed.
+  bool Push(TokenId token, bool hidden, std::string* matched_stop);
+  // The sequence is over: what was held back becomes part of the pending chunk.
+  void Close();
+  // The text, ids and count gathered since the last call. Empty while all of it is held back.
+  bool TakeChunk(TokenChunk* chunk);
+
+ private:
+  bool PushText(std::string text, std::string* matched_stop);
+
+  const StoppingCriteria& stopping_;
+  const OutputOptions& output_;
+  IncrementalDecoder decoder_;
+  StopMatcher matcher_;
+  bool decodes_;
+  TokenChunk pending_;
+};
+
+class TokenEmitter final : public TokenOutput {
+ public:
+  static constexpr size_t kMaxQueuedEvents = 65536;
+
+  // `tokenizer` may be null. All outlive the emitter. on_stop is called when a stop string ended a request,
+  // after its stop_matched was set.
+  TokenEmitter(const Tokenizer* tokenizer, EngineStats* stats, const memory::Clock* clock);
+  // Delivers what is queued, then joins.
+  ~TokenEmitter() override;
+
+  // A request will have events: counted until its terminal event was delivered.
+  void Expect();
+  // Takes back an Expect whose request never reached the core.
+  void Forget();
+  void Post(std::vector<TokenEvent> events) override;
+  // Requests expected and not yet at their end.
+  int outstanding() const { return outstanding_.load(std::memory_order_acquire); }
+
+ private:
+  struct Live {
+    TextStream text;
+    bool done = false;  // ended by a stop string; the core's terminal event is still to come
+    explicit Live(const Tokenizer* tokenizer, const Request& request) : text(tokenizer, request) {}
+  };
+
+  void RunLoop();
+  void Handle(const TokenEvent& event);
+  void HandleToken(const TokenEvent& event, Live* live);
+  void Finish(const TokenEvent& event, Live* live);
+  void RecordEnd(const Completion& completion);
+
+  const Tokenizer* const tokenizer_;
+  EngineStats* const stats_;
+  const memory::Clock* const clock_;
+  std::atomic<int> outstanding_{0};
+  std::unordered_map<const Request*, std::unique_ptr<Live>> live_;  // emitter thread only
+
+  std::mutex mutex_;
+  std::condition_variable posted_;
+  std::condition_variable taken_;
+  std::deque<TokenEvent> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,38 @@
+// What the engine core says about its requests, as plain events in order. The emitter turns them into text and
+// sink calls; the simulation reads them directly.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/request.h"
+
+namespace augur::engine {
+
+struct TokenEvent {
+  enum class Kind {
+    kProgress,  // progress is set
+    kToken,     // one generated token
+    kFinished,  // completion is set; the token that ended it, if any, came as a kToken before
+    kFailed,    // status is set
+    kRetired,   // gone without a word: the emitter had ended it already (stop string)
+  };
+
+  std::shared_ptr<Request> request;
+  Kind kind = Kind::kToken;
+  TokenId token = 0;
+  bool hidden = false;       // kToken: ends the sequence and is not part of its text
+  PrefillProgress progress;
+  Completion completion;     // kToken: what the sequence looks like with this token, for a stop-string end
+  absl::Status status;
+};
+
+// Exactly one of kFinished, kFailed, kRetired per request, and nothing after it.
+class TokenOutput {
+ public:
+  virtual ~TokenOutput() = default;
+  virtual void Post(std::vector<TokenEvent> events) = 0;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,73 @@
+// Reading a JSON document with an error that names file, key, what was expected and what was found. The first
+// error is kept and everything read after it is empty, so that a reader checks once, at its end.
+//
+// Thread: one owner. Ownership: views; document and errors outlive them.
+// Failure: recorded in JsonErrors, never thrown.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "absl/status/statusor.h"
+
+namespace augur::engine {
+
+class JsonErrors {
+ public:
+  explicit JsonErrors(std::string file) : file_(std::move(file)) {}
+  const absl::Status& status() const { return status_; }
+  bool ok() const { return status_.ok(); }
+  // The file is wrong.
+  void Invalid(const std::string& message);
+  // The file may be right, and this reader does not do what it asks for.
+  void Unsupported(const std::string& message);
+
+ private:
+  std::string file_;
+  absl::Status status_;
+};
+
+class JsonValue {
+ public:
+  // node: nullptr for an absent key.
+  JsonValue(const nlohmann::json* node, std::string key, JsonErrors* errors);
+
+  bool absent_or_null() const;
+  const std::string& key() const { return key_; }
+
+  // Each records an error and returns an empty value where the value is of another kind.
+  std::string String() const;
+  bool Bool() const;
+  bool BoolOr(bool otherwise) const;  // absent: otherwise
+  int64_t Int(int64_t low, int64_t high) const;
+  size_t ArraySize() const;
+  JsonValue Element(size_t i) const;
+  // A member of an object; absent members read as null.
+  JsonValue operator[](const std::string& name) const;
+  // For loops over large arrays and objects; nullptr after recording an error.
+  const nlohmann::json* Array() const;
+  const nlohmann::json* Object() const;
+
+  // Members beyond these are unsupported.
+  void AllowMembers(std::initializer_list<std::string_view> names) const;
+  void Expected(std::string_view what) const;
+  void Unsupported(std::string_view supported) const;
+
+ private:
+  std::string Found() const;
+
+  const nlohmann::json* node_;
+  std::string key_;
+  JsonErrors* errors_;
+};
+
+// Reads and parses a whole file. Bounded: size and nesting depth.
+absl::StatusOr<std::unique_ptr<nlohmann::json>> ReadJsonFile(const std::string& path);
+
+}  // namespace augur::engine

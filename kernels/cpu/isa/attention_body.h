@@ -1,0 +1,299 @@
+// Paged attention of one span (see isa_kernels.h). Query rows (tokens x heads of one kv head) go through a
+// block together: its keys are transposed and widened once, its values widened once, then tiles of rows do
+//
+//   scores = q K^T      every score one chain of Fma over head_dim, ascending
+//   p = 2^(scores - m)  m: largest score of the row so far in this group of blocks; q was scaled by log2 e
+//   sum = sum * 2^(m_old - m) + (fixed tree over the 64 p)
+//   out = out * 2^(m_old - m), then one chain of Fma over the row's keys, ascending
+//
+// so a row's bits do not depend on the rows beside it. Keys after a row's own position have p = 0 by
+// selection and their values are never multiplied: 0 * NaN would be NaN, and -0 + 0 would change a sign.
+#pragma once
+
+#include "kernels/cpu/isa/convert_body.h"
+#include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/cpu/isa/vector.h"
+
+namespace augur::kernels::AUGUR_ISA {
+namespace {
+
+constexpr int kKeys = 64;         // kBlockTokens
+constexpr int kGroupBlocks = 16;  // kAttentionGroupBlocks
+constexpr int kKeyVectors = kKeys / kLanes;
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kMinusInfinity = -__builtin_inff();
+// 6 rows x 4 vectors = 24 sums (AVX-512), 6 x 2 = 12 (AVX2): per step 10 (8) loads for 24 (12) Fma.
+constexpr int kQueryRows = 6;
+constexpr int kColumnVectors = kLanes == 16 ? 4 : 2;
+
+// One span's scratch, carved.
+struct AttentionScratch {
+  float* keys;     // [head_dim][64]
+  float* values;   // [64][padded]
+  float* queries;  // [rows][head_dim]
+  float* group;    // [rows] states of the current group
+  float* total;    // [rows] states of all groups before it
+};
+
+AttentionScratch Carve(const AttentionSpan& span) {
+  const size_t padded = PaddedHeadDim(span.head_dim);
+  AttentionScratch scratch;
+  scratch.keys = span.scratch;
+  scratch.values = scratch.keys + kKeys * padded;
+  scratch.queries = scratch.values + kKeys * padded;
+  scratch.group = scratch.queries + kAttentionMaxRows * padded;
+  scratch.total = scratch.group + size_t(kAttentionMaxRows) * AttentionStateFloats(span.head_dim);
+  return scratch;
+}
+
+// Behind the padded values of a state.
+AUGUR_INLINE float& MaxOf(float* state, int padded) { return state[padded]; }
+AUGUR_INLINE float& SumOf(float* state, int padded) { return state[padded + 1]; }
+
+// sums[r][c] += a[r][k] * b[k][c], k ascending.
+template <int kRows, int kVectors>
+AUGUR_INLINE void MultiplyAdd(const float* a, size_t a_stride, const float* b, size_t b_stride,
+                              int depth, Floats (&sums)[kRows][kVectors]) {
+  for (int k = 0; k < depth; ++k) {
+    Floats columns[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) columns[v] = Load(b + v * kLanes);
+    b += b_stride;
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const Floats weight = Splat(a[row * a_stride + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = Fma(columns[v], weight, sums[row][v]);
+    }
+  }
+}
+
+template <int kRows>
+void Scores(const float* queries, int head_dim, const float* keys, float* scores) {
+  for (int column = 0; column < kKeys; column += kColumnVectors * kLanes) {
+    Floats sums[kRows][kColumnVectors] = {};
+    MultiplyAdd<kRows, kColumnVectors>(queries, head_dim, keys + column, kKeys, head_dim, sums);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kColumnVectors; ++v) {
+        Store(scores + row * kKeys + column + v * kLanes, sums[row][v]);
+      }
+    }
+  }
+}
+
+// scores [64] -> p [64] in place, of which the first `num_keys` count; updates the row's m and sum, gives
+// the factor for what the row has gathered so far.
+AUGUR_INLINE float SoftmaxRow(float* scores, int num_keys, float& row_max, float& row_sum) {
+  Floats s[kKeyVectors];
+#pragma GCC unroll 16
+  for (int v = 0; v < kKeyVectors; ++v) s[v] = Load(scores + v * kLanes);
+  if (num_keys < kKeys) {
+    const Ints lanes = Iota();
+#pragma GCC unroll 16
+    for (int v = 0; v < kKeyVectors; ++v) {
+      s[v] = lanes + v * kLanes < num_keys ? s[v] : Splat(kMinusInfinity);
+    }
+  }
+  Floats largest = s[0];
+#pragma GCC unroll 16
+  for (int v = 1; v < kKeyVectors; ++v) largest = Max(largest, s[v]);
+  const float block_max = MaxLanes(largest);
+  const float new_max = row_max > block_max ? row_max : block_max;
+#pragma GCC unroll 16
+  for (int v = 0; v < kKeyVectors; ++v) {
+    s[v] = Exp2(s[v] - new_max);
+    Store(scores + v * kLanes, s[v]);
+  }
+  const float factor = Exp2(Splat(row_max - new_max))[0];
+  row_sum = FmaScalar(row_sum, factor, FoldSum(s));
+  row_max = new_max;
+  return factor;
+}
+
+// out[row] = out[row] * factor[row] + p[row] * values over keys [begin, end).
+template <int kRows, int kVectors>
+AUGUR_INLINE void GatherColumns(const float* p, const float* factor, const float* values, int padded,
+                                int begin, int end, float* out, int out_stride) {
+  Floats sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sums[row][v] = Load(out + row * out_stride + v * kLanes) * factor[row];
+    }
+  }
+  MultiplyAdd<kRows, kVectors>(p + begin, kKeys, values + size_t(begin) * padded, padded, end - begin,
+                               sums);
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Store(out + row * out_stride + v * kLanes, sums[row][v]);
+  }
+}
+
+template <int kRows>
+void Gather(const float* p, const float* factor, const float* values, int padded, int begin, int end,
+            float* out, int out_stride) {
+  int column = 0;
+  for (; column + kColumnVectors * kLanes <= padded; column += kColumnVectors * kLanes) {
+    GatherColumns<kRows, kColumnVectors>(p, factor, values + column, padded, begin, end, out + column,
+                                         out_stride);
+  }
+  for (; column < padded; column += kLanes) {
+    GatherColumns<kRows, 1>(p, factor, values + column, padded, begin, end, out + column, out_stride);
+  }
+}
+
+// Rows [row, row + kRows) of the span through the block that starts at `block_position`.
+template <int kRows>
+void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, const float* values, int row,
+                int block_position) {
+  const int padded = PaddedHeadDim(span.head_dim);
+  const int state_floats = AttentionStateFloats(span.head_dim);
+  float* states = scratch.group + size_t(row) * state_floats;
+  alignas(64) float p[kRows * kKeys];
+  Scores<kRows>(scratch.queries + size_t(row) * span.head_dim, span.head_dim, scratch.keys, p);
+  float factor[kRows];
+  int num_keys[kRows];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    const int position = span.first_position + (span.row_begin + row + i) / span.group_heads;
+    const int keys = position - block_position + 1;
+    num_keys[i] = keys < kKeys ? keys : kKeys;
+    float* state = states + i * state_floats;
+    factor[i] = SoftmaxRow(p + i * kKeys, num_keys[i], MaxOf(state, padded), SumOf(state, padded));
+  }
+  // Row 0 has the fewest keys. What the others have beyond it (in a sequence's last blocks) continues
+  // their chains one row at a time.
+  const int shared = num_keys[0];
+  Gather<kRows>(p, factor, values, padded, 0, shared, states, state_floats);
+  for (int i = 1; i < kRows; ++i) {
+    if (num_keys[i] == shared) continue;
+    const float one = 1.0f;
+    Gather<1>(p + i * kKeys, &one, values, padded, shared, num_keys[i], states + i * state_floats,
+              state_floats);
+  }
+}
+
+// queries[row] = q * scale * log2 e.
+void LoadQueries(const AttentionSpan& span, const AttentionScratch& scratch) {
+  const float factor = span.scale * kLog2E;
+  for (int i = span.row_begin; i < span.row_end; ++i) {
+    const float* q = span.q + i / span.group_heads * span.q_stride +
+                     size_t(i % span.group_heads) * span.head_dim;
+    float* query = scratch.queries + size_t(i - span.row_begin) * span.head_dim;
+    for (int c = 0; c < span.head_dim; ++c) query[c] = q[c] * factor;
+  }
+}
+
+AUGUR_INLINE void ResetStates(const AttentionSpan& span, float* states) {
+  const int padded = PaddedHeadDim(span.head_dim);
+  const int state_floats = AttentionStateFloats(span.head_dim);
+  for (int i = 0; i < span.row_end - span.row_begin; ++i) {
+    float* state = states + size_t(i) * state_floats;
+    memset(state, 0, sizeof(float) * state_floats);
+    MaxOf(state, padded) = kMinusInfinity;
+  }
+}
+
+// All rows of the span that reach the block.
+void AttendBlock(const AttentionSpan& span, const AttentionScratch& scratch, int block) {
+  const int block_position = block * kKeys;
+  const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
+  const int written = last_position - block_position + 1 < kKeys ? last_position - block_position + 1 : kKeys;
+  const std::byte* page = span.pages + size_t(span.block_table[block]) * span.block_bytes;
+  TransposeKeys(span.dtype, page, written, span.head_dim, scratch.values, scratch.keys);
+  const std::byte* value_page = page + PageHalfBytes(span.dtype, span.head_dim);
+  const float* values = WidenValues(span.dtype, value_page, written, span.head_dim, scratch.values);
+
+  // The first row whose position reaches the block.
+  const int first_row = (block_position - span.first_position) * span.group_heads - span.row_begin;
+  const int num_rows = span.row_end - span.row_begin;
+  int row = first_row > 0 ? first_row : 0;
+  int tiles = (num_rows - row + kQueryRows - 1) / kQueryRows;
+  for (; tiles > 0; --tiles) {  // of nearly equal height
+    const int rows = (num_rows - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 1: AttendTile<1>(span, scratch, values, row, block_position); break;
+      case 2: AttendTile<2>(span, scratch, values, row, block_position); break;
+      case 3: AttendTile<3>(span, scratch, values, row, block_position); break;
+      case 4: AttendTile<4>(span, scratch, values, row, block_position); break;
+      case 5: AttendTile<5>(span, scratch, values, row, block_position); break;
+      default: AttendTile<6>(span, scratch, values, row, block_position); break;
+    }
+    row += rows;
+  }
+}
+
+// total = total and then group, for rows that have both.
+void MergeState(float* total, float* group, int padded) {
+  const float old_max = MaxOf(total, padded);
+  const float new_max = old_max > MaxOf(group, padded) ? old_max : MaxOf(group, padded);
+  const Floats total_factor = Exp2(Splat(old_max - new_max));
+  const Floats group_factor = Exp2(Splat(MaxOf(group, padded) - new_max));
+  for (int c = 0; c < padded; c += kLanes) {
+    Store(total + c, Fma(Load(group + c), group_factor, Load(total + c) * total_factor));
+  }
+  SumOf(total, padded) =
+      FmaScalar(SumOf(group, padded), group_factor[0], SumOf(total, padded) * total_factor[0]);
+  MaxOf(total, padded) = new_max;
+}
+
+// Divides a finished state into its place in span.out.
+void FinishRow(const AttentionSpan& span, int row, float* state) {
+  const int token = (span.row_begin + row) / span.group_heads;
+  const int head = (span.row_begin + row) % span.group_heads;
+  float* out = span.out + token * span.out_stride + size_t(head) * span.head_dim;
+  const float sum = SumOf(state, PaddedHeadDim(span.head_dim));
+  for (int c = 0; c < span.head_dim; ++c) out[c] = state[c] / sum;
+}
+
+AUGUR_INLINE int LastBlockOf(const AttentionSpan& span, int row) {
+  return (span.first_position + (span.row_begin + row) / span.group_heads) / kKeys;
+}
+
+void AttendSpan(const AttentionSpan& span) {
+  const AttentionScratch scratch = Carve(span);
+  const int padded = PaddedHeadDim(span.head_dim);
+  const size_t state_floats = AttentionStateFloats(span.head_dim);
+  const int num_rows = span.row_end - span.row_begin;
+  const int last_block = LastBlockOf(span, num_rows - 1);
+  LoadQueries(span, scratch);
+  for (int group = span.group_begin; group < span.group_end; ++group) {
+    AttentionScratch target = scratch;
+    if (span.partials != nullptr) {
+      target.group = span.partials + (group - span.group_begin) * num_rows * state_floats;
+    } else if (group == 0) {
+      target.group = scratch.total;
+    }
+    ResetStates(span, target.group);
+    const int end = (group + 1) * kGroupBlocks <= last_block ? (group + 1) * kGroupBlocks : last_block + 1;
+    for (int block = group * kGroupBlocks; block < end; ++block) AttendBlock(span, target, block);
+    if (span.partials != nullptr || group == 0) continue;
+    for (int row = 0; row < num_rows; ++row) {
+      if (LastBlockOf(span, row) < group * kGroupBlocks) continue;
+      MergeState(scratch.total + row * state_floats, scratch.group + row * state_floats, padded);
+    }
+  }
+  if (span.partials != nullptr) return;
+  for (int row = 0; row < num_rows; ++row) FinishRow(span, row, scratch.total + row * state_floats);
+}
+
+void MergePartials(const AttentionSpan& span) {
+  const int padded = PaddedHeadDim(span.head_dim);
+  const size_t state_floats = AttentionStateFloats(span.head_dim);
+  const int num_rows = span.row_end - span.row_begin;
+  for (int row = 0; row < num_rows; ++row) {
+    float* total = span.partials + row * state_floats;  // group 0
+    const int last_group = LastBlockOf(span, row) / kGroupBlocks;
+    for (int group = 1; group <= last_group; ++group) {
+      MergeState(total, span.partials + (size_t(group) * num_rows + row) * state_floats, padded);
+    }
+    FinishRow(span, row, total);
+  }
+}
+
+}  // namespace
+}  // namespace augur::kernels::AUGUR_ISA

@@ -1,0 +1,70 @@
+#include "kernels/ops/linear.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/packed_weight.h"
+
+namespace augur::kernels {
+namespace {
+
+// Below this many multiply-adds (about 2 us on one core) a second thread does not pay for its hand-over.
+constexpr int64_t kProductsPerItem = 64 << 10;
+// One row takes up to four panels at once; more rows gain nothing from a larger item.
+constexpr int kPanelsPerItem = 4;
+
+}  // namespace
+
+std::unique_ptr<PackedWeight> CpuBackend::PackWeight(const WeightSource& source) {
+  return std::make_unique<CpuPackedWeight>(source, isa_, pool_);
+}
+
+// Items are row blocks x runs of panels, rows outermost so that a block's x stays in cache. Never parts of
+// in_features: an output is one chain of sums.
+void CpuBackend::Linear(const LinearParams& params) {
+  const auto& weight = static_cast<const CpuPackedWeight&>(*params.weight);
+  AUGUR_CHECK(weight.panel_columns() == isa_.panel_columns);
+  AUGUR_CHECK(params.rows >= 0 && params.x_stride >= weight.in_features() &&
+              params.y_stride >= weight.out_features());
+  if (params.rows == 0) return;
+  const int row_blocks = (params.rows + kLinearMaxRows - 1) / kLinearMaxRows;
+  const int num_panels = weight.num_panels();
+  const int64_t products = int64_t{params.rows} * weight.in_features() * weight.out_features();
+  const int threads =
+      static_cast<int>(std::min<int64_t>(pool_.num_threads(), products / kProductsPerItem + 1));
+  // Runs of equal length, a multiple of the threads in number.
+  int runs = (num_panels + kPanelsPerItem - 1) / kPanelsPerItem;
+  runs = std::min((runs + threads - 1) / threads * threads, num_panels);
+
+  const auto run_item = [&](int item, int thread) {
+    const int row_block = item / runs;
+    const int run = item % runs;
+    const int first_row = static_cast<int>(int64_t{row_block} * params.rows / row_blocks);
+    const int end_row = static_cast<int>(int64_t{row_block + 1} * params.rows / row_blocks);
+    const int first_panel = run * num_panels / runs;
+    const int end_panel = (run + 1) * num_panels / runs;
+    const int first_column = first_panel * isa_.panel_columns;
+    LinearBlock block;
+    block.x = params.x + size_t(first_row) * params.x_stride;
+    block.panels = weight.panel(first_panel);
+    block.bias = params.bias == nullptr ? nullptr : params.bias + first_column;
+    block.y = params.y + size_t(first_row) * params.y_stride + first_column;
+    block.scratch = thread_scratch_[thread].floats();
+    block.x_stride = params.x_stride;
+    block.y_stride = params.y_stride;
+    block.rows = end_row - first_row;
+    block.columns = std::min(end_panel * isa_.panel_columns, weight.out_features()) - first_column;
+    block.in_features = weight.in_features();
+    block.is_bf16 = weight.is_bf16();
+    block.accumulate = params.accumulate;
+    isa_.linear(block);
+  };
+  if (threads == 1) {
+    for (int item = 0; item < row_blocks * runs; ++item) run_item(item, 0);
+  } else {
+    pool_.ParallelFor(row_blocks * runs, run_item);
+  }
+}
+
+}  // namespace augur::kernels

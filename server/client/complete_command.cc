@@ -1,0 +1,285 @@
+#include "server/client/complete_command.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "augur/v1/completions.grpc.pb.h"
+#include "server/client/connection.h"
+#include "server/client/exit_status.h"
+#include "server/client/interrupt.h"
+#include "server/client/printing.h"
+#include "server/client/progress_bar.h"
+#include "server/client/prompt_input.h"
+
+namespace augur::client {
+namespace {
+
+struct CompleteOptions {
+  ConnectionOptions connection;
+  std::string file;
+  std::string text;
+  std::string question;
+
+  std::string model;
+  std::string request_id;
+  std::string cache_salt;
+  int32_t priority = 0;
+  bool bypass_prefix_cache = false;
+  bool no_special_tokens = false;
+  bool no_parse_special = false;
+
+  std::optional<float> temperature;
+  std::optional<uint32_t> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<uint64_t> seed;
+
+  uint32_t max_tokens = 256;
+  uint32_t min_tokens = 0;
+  std::vector<std::string> stop;
+  std::vector<uint32_t> stop_token_ids;
+  bool ignore_eos = false;
+
+  std::string progress = "auto";
+  bool timings = false;
+  bool quiet = false;
+};
+
+void AddPromptOptions(CLI::App* command, CompleteOptions* options) {
+  auto* text = command->add_option("TEXT", options->text, "The prompt, where no file is given");
+  command->add_option("-f,--file", options->file, "Document to read, \"-\" for standard input")
+      ->type_name("FILE")
+      ->excludes(text);
+  command->add_option("-q,--question", options->question,
+                      "Asked after the document, on a line that begins with \"Question: \". End it with the "
+                      "beginning of the answer when the model only continues text");
+  command->add_option("--model", options->model, "Refuse to be served by another model")
+      ->type_name("NAME");
+  command->add_option("--request-id", options->request_id, "Label for the daemon's log")->type_name("ID");
+  command->add_option("--cache-salt", options->cache_salt, "Share cached prefixes only with the same salt")
+      ->type_name("TEXT");
+  command->add_option("--priority", options->priority, "Higher goes first")->type_name("N");
+  command->add_flag("--no-prefix-cache", options->bypass_prefix_cache, "Compute the whole prompt");
+  command->add_flag("--no-special-tokens", options->no_special_tokens, "Add no begin token");
+  command->add_flag("--no-parse-special", options->no_parse_special,
+                    "Take special tokens that the text spells out as plain text");
+}
+
+void AddSamplingOptions(CLI::App* command, CompleteOptions* options) {
+  const char* group = "Sampling and stopping";
+  command->add_option("--max-tokens", options->max_tokens, "End after so many tokens")
+      ->type_name("N")->capture_default_str()->group(group);
+  command->add_option("--min-tokens", options->min_tokens, "No end-of-sequence before so many tokens")
+      ->type_name("N")->group(group);
+  command->add_option("--temperature", options->temperature, "0: always the likeliest token; the daemon's default is 1")
+      ->type_name("T")->group(group);
+  command->add_option("--top-k", options->top_k, "Draw from the K likeliest tokens; 0: off")
+      ->type_name("K")->group(group);
+  command->add_option("--top-p", options->top_p, "Draw from the likeliest tokens that have P together")
+      ->type_name("P")->group(group);
+  command->add_option("--min-p", options->min_p, "Leave out tokens below P times the likeliest")
+      ->type_name("P")->group(group);
+  command->add_option("--seed", options->seed, "Makes a sampled answer repeatable")
+      ->type_name("N")->group(group);
+  command->add_option("--stop", options->stop,
+                      "End before this text; may be given several times. In bash a line end is $'\\n'")
+      ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group(group);
+  command->add_option("--stop-token-id", options->stop_token_ids, "End at this token; may be given several times")
+      ->type_name("ID")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group(group);
+  command->add_flag("--ignore-eos", options->ignore_eos, "Go on past end-of-sequence tokens")->group(group);
+}
+
+void AddOutputOptions(CLI::App* command, CompleteOptions* options) {
+  const char* group = "What standard error shows";
+  command->add_option("--progress", options->progress, "Prefill progress: auto (a bar, on a terminal only), "
+                                                       "always (lines where there is no terminal), never")
+      ->type_name("WHEN")->check(CLI::IsMember({"auto", "always", "never"}))->capture_default_str()->group(group);
+  auto* timings = command->add_flag("--timings", options->timings, "All timings at the end, one a line")->group(group);
+  command->add_flag("--quiet", options->quiet, "Errors only")->excludes(timings)->group(group);
+}
+
+v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prompt, bool progress) {
+  v1::CompleteRequest request;
+  request.set_request_id(options.request_id);
+  request.set_model(options.model);
+  request.set_text(std::move(prompt));
+  request.set_priority(options.priority);
+  request.set_cache_salt(options.cache_salt);
+  request.set_bypass_prefix_cache(options.bypass_prefix_cache);
+  if (options.no_special_tokens) request.set_add_special_tokens(false);
+  if (options.no_parse_special) request.set_parse_special(false);
+
+  v1::SamplingParams* sampling = request.mutable_sampling();
+  if (options.temperature) sampling->set_temperature(*options.temperature);
+  if (options.top_k) sampling->set_top_k(*options.top_k);
+  if (options.top_p) sampling->set_top_p(*options.top_p);
+  if (options.min_p) sampling->set_min_p(*options.min_p);
+  if (options.seed) sampling->set_seed(*options.seed);
+
+  v1::StoppingCriteria* stopping = request.mutable_stopping();
+  stopping->set_max_tokens(options.max_tokens);
+  stopping->set_min_tokens(options.min_tokens);
+  for (const std::string& stop : options.stop) stopping->add_stop(stop);
+  for (const uint32_t id : options.stop_token_ids) stopping->add_stop_token_ids(id);
+  stopping->set_ignore_eos(options.ignore_eos);
+
+  request.mutable_output()->set_progress(progress);
+  return request;
+}
+
+std::string ReasonOf(const v1::Finished& finished) {
+  switch (finished.finish_reason()) {
+    case v1::FINISH_REASON_STOP: return "stop";
+    case v1::FINISH_REASON_LENGTH: return "length";
+    case v1::FINISH_REASON_EOS: return "end of sequence";
+    default: return "unknown";
+  }
+}
+
+void PrintSummary(const v1::Finished& finished) {
+  const v1::Usage& usage = finished.usage();
+  const v1::Timings& timings = finished.timings();
+  std::fprintf(stderr, "%s prompt tokens (%s cached), %s generated (%s); first token %s, total %s\n",
+               WithThousands(usage.prompt_tokens()).c_str(), WithThousands(usage.cached_tokens()).c_str(),
+               WithThousands(usage.completion_tokens()).c_str(), ReasonOf(finished).c_str(),
+               FormatMilliseconds(timings.first_token_ms()).c_str(),
+               FormatMilliseconds(timings.total_ms()).c_str());
+}
+
+void PrintTimings(const v1::Finished& finished) {
+  const v1::Usage& usage = finished.usage();
+  const v1::Timings& timings = finished.timings();
+  const uint32_t computed = usage.prompt_tokens() - std::min(usage.cached_tokens(), usage.prompt_tokens());
+  std::fprintf(stderr, "prompt tokens     %s\n", WithThousands(usage.prompt_tokens()).c_str());
+  std::fprintf(stderr, "  from the cache  %s\n", WithThousands(usage.cached_tokens()).c_str());
+  std::fprintf(stderr, "generated tokens  %s\n", WithThousands(usage.completion_tokens()).c_str());
+  std::fprintf(stderr, "finish reason     %s\n", ReasonOf(finished).c_str());
+  std::fprintf(stderr, "queue             %s\n", FormatMilliseconds(timings.queue_ms()).c_str());
+  std::fprintf(stderr, "prefill           %s", FormatMilliseconds(timings.prefill_ms()).c_str());
+  if (timings.prefill_ms() > 0) {
+    std::fprintf(stderr, "  (%s tokens/s)",
+                 WithThousands(static_cast<uint64_t>(1000.0 * computed / timings.prefill_ms())).c_str());
+  }
+  std::fprintf(stderr, "\nfirst token       %s\n", FormatMilliseconds(timings.first_token_ms()).c_str());
+  std::fprintf(stderr, "decode            %s\n", FormatMilliseconds(timings.decode_ms()).c_str());
+  std::fprintf(stderr, "  between tokens  %s\n", FormatMilliseconds(timings.mean_inter_token_ms()).c_str());
+  std::fprintf(stderr, "total             %s\n", FormatMilliseconds(timings.total_ms()).c_str());
+}
+
+// Prints what one stream brings.
+class StreamPrinter {
+ public:
+  explicit StreamPrinter(bool stderr_is_terminal) : bar_(stderr_is_terminal) {}
+
+  // False when standard output takes no more.
+  bool Print(const v1::CompleteResponse& response) {
+    if (response.has_progress()) {
+      bar_.Show(response.progress());
+    } else if (response.has_chunk() && !response.chunk().text().empty()) {
+      bar_.Clear();
+      ends_line_ = response.chunk().text().back() == '\n';
+      return WriteOut(response.chunk().text());
+    } else if (response.has_finished()) {
+      finished_ = response.finished();
+    }
+    return true;
+  }
+
+  // Leaves the cursor at the beginning of a line, for what follows on a terminal.
+  void Close() {
+    bar_.Clear();
+    if (!ends_line_ && isatty(STDOUT_FILENO) != 0) WriteOut("\n");
+  }
+
+  const std::optional<v1::Finished>& finished() const { return finished_; }
+
+ private:
+  ProgressBar bar_;
+  bool ends_line_ = true;
+  std::optional<v1::Finished> finished_;
+};
+
+int Stream(const CompleteOptions& options, const v1::CompleteRequest& request, bool stderr_is_terminal) {
+  grpc::ClientContext context;
+  const InterruptWatch interrupt(&context);
+  SetDeadline(options.connection, &context);
+  const auto stub = v1::Completions::NewStub(Connect(options.connection));
+  const auto reader = stub->Complete(&context, request);
+
+  StreamPrinter printer(stderr_is_terminal);
+  v1::CompleteResponse response;
+  bool output_open = true;
+  while (output_open && reader->Read(&response)) output_open = printer.Print(response);
+  if (!output_open) {
+    context.TryCancel();
+    while (reader->Read(&response)) continue;
+  }
+  const grpc::Status status = reader->Finish();
+  printer.Close();
+
+  if (interrupt.interrupted()) {
+    PrintError("interrupted, the call is cancelled");
+    return kExitInterrupted;
+  }
+  if (!output_open) {
+    PrintError("standard output takes no more, the call is cancelled");
+    return kExitFailed;
+  }
+  if (!status.ok()) {
+    PrintFailure(options.connection, status);
+    return kExitFailed;
+  }
+  if (!printer.finished()) {
+    PrintError("the stream ended well but without a result");
+    return kExitFailed;
+  }
+  if (options.timings) PrintTimings(*printer.finished());
+  if (!options.timings && !options.quiet) PrintSummary(*printer.finished());
+  return kExitOk;
+}
+
+int RunComplete(const CompleteOptions& options) {
+  std::string document = options.text;
+  if (!options.file.empty()) {
+    absl::StatusOr<std::string> text = ReadTextFile(options.file);
+    if (!text.ok()) {
+      PrintError(std::string(text.status().message()));
+      return kExitUsage;
+    }
+    document = *std::move(text);
+  }
+  if (document.empty()) {
+    PrintError("nothing to complete: give TEXT, or a document with -f FILE");
+    return kExitUsage;
+  }
+  const bool stderr_is_terminal = isatty(STDERR_FILENO) != 0;
+  const bool progress =
+      !options.quiet && (options.progress == "always" || (options.progress == "auto" && stderr_is_terminal));
+  const v1::CompleteRequest request =
+      MakeRequest(options, JoinPrompt(std::move(document), options.question), progress);
+  return Stream(options, request, stderr_is_terminal);
+}
+
+}  // namespace
+
+void AddCompleteCommand(CLI::App* app, std::function<int()>* run) {
+  CLI::App* command = app->add_subcommand("complete", "Send a document and a question, print the answer");
+  const auto options = std::make_shared<CompleteOptions>();  // shared: CLI11 copies the callback
+  AddPromptOptions(command, options.get());
+  AddSamplingOptions(command, options.get());
+  AddOutputOptions(command, options.get());
+  AddConnectionOptions(command, &options->connection);
+  command->footer(
+      "The text goes to standard output as it comes, everything else to standard error. Ctrl-C cancels the\n"
+      "call.\n\n"
+      "  augur complete --temperature 0 -f report.txt -q 'Who wrote the report? The report was written by'\n"
+      "  git log | augur complete -f - -q 'What changed last? The last change' --stop $'\\n'\n");
+  command->callback([options, run] { *run = [options] { return RunComplete(*options); }; });
+}
+
+}  // namespace augur::client

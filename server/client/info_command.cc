@@ -1,0 +1,87 @@
+#include "server/client/info_command.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "augur/v1/completions.grpc.pb.h"
+#include "nlohmann/json.hpp"
+#include "server/client/connection.h"
+#include "server/client/exit_status.h"
+#include "server/client/printing.h"
+
+namespace augur::client {
+namespace {
+
+struct InfoOptions {
+  ConnectionOptions connection{.server = kDefaultServer, .deadline_s = 10};
+  bool json = false;
+};
+
+std::string PolicyName(int policy) {
+  switch (policy) {
+    case v1::ATTENTION_POLICY_DENSE: return "dense";
+    case v1::ATTENTION_POLICY_SPARSE: return "sparse";
+    case v1::ATTENTION_POLICY_INFINIGEN: return "infinigen";
+    case v1::ATTENTION_POLICY_FORECAST: return "forecast";
+    default: return "policy " + std::to_string(policy);
+  }
+}
+
+std::string ToJson(const v1::GetModelResponse& model) {
+  nlohmann::ordered_json json;
+  json["model"] = model.model();
+  json["family"] = model.family();
+  json["dtype"] = model.dtype();
+  json["num_parameters"] = model.num_parameters();
+  json["vocab_size"] = model.vocab_size();
+  json["max_context"] = model.max_context();
+  json["eos_token_ids"] = model.eos_token_ids();
+  json["text"] = model.text();
+  json["policies"] = nlohmann::ordered_json::array();
+  for (const int policy : model.policies()) json["policies"].push_back(PolicyName(policy));
+  json["version"] = model.version();
+  return json.dump() + "\n";
+}
+
+std::string ToTable(const v1::GetModelResponse& model) {
+  std::string eos;
+  for (const uint32_t id : model.eos_token_ids()) eos += (eos.empty() ? "" : ", ") + std::to_string(id);
+  std::string policies;
+  for (const int policy : model.policies()) policies += (policies.empty() ? "" : ", ") + PolicyName(policy);
+  return "model        " + EscapeControls(model.model()) + "\n" +
+         "family       " + EscapeControls(model.family()) + "\n" +
+         "weights      " + EscapeControls(model.dtype()) + "\n" +
+         "parameters   " + WithThousands(model.num_parameters()) + "\n" +
+         "vocabulary   " + WithThousands(model.vocab_size()) + " tokens\n" +
+         "context      " + WithThousands(model.max_context()) + " tokens\n" +
+         "ends at      " + (eos.empty() ? "no token" : "token " + eos) + "\n" +
+         "speaks       " + (model.text() ? "text and token ids" : "token ids only") + "\n" +
+         "attention    " + policies + "\n" +
+         "augurd       " + EscapeControls(model.version()) + "\n";
+}
+
+int RunInfo(const InfoOptions& options) {
+  grpc::ClientContext context;
+  SetDeadline(options.connection, &context);
+  const auto stub = v1::Completions::NewStub(Connect(options.connection));
+  v1::GetModelResponse model;
+  const grpc::Status status = stub->GetModel(&context, v1::GetModelRequest(), &model);
+  if (!status.ok()) {
+    PrintFailure(options.connection, status);
+    return kExitFailed;
+  }
+  return WriteOut(options.json ? ToJson(model) : ToTable(model)) ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+void AddInfoCommand(CLI::App* app, std::function<int()>* run) {
+  CLI::App* command = app->add_subcommand("info", "Show which model is served, and its limits");
+  const auto options = std::make_shared<InfoOptions>();  // shared: CLI11 copies the callback
+  command->add_flag("--json", options->json, "One line of JSON");
+  AddConnectionOptions(command, &options->connection);
+  command->callback([options, run] { *run = [options] { return RunInfo(*options); }; });
+}
+
+}  // namespace augur::client

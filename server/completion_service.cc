@@ -1,0 +1,203 @@
+#include "server/completion_service.h"
+
+#include <grpc/support/time.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/request_validation.h"
+#include "server/wire_message.h"
+
+namespace augur::server {
+namespace {
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+absl::Status CheckResponseSize(const char* field, size_t bytes) {
+  if (bytes <= static_cast<size_t>(kMaxResponseBytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, ": the answer would have ", bytes,
+                                                 " bytes, the limit is ", kMaxResponseBytes));
+}
+
+absl::StatusOr<v1::TokenizeResponse> TokenizeText(const v1::TokenizeRequest& request,
+                                                  const ServedModel& model) {
+  engine::EncodeOptions options;
+  options.add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens();
+  options.parse_special = !request.has_parse_special() || request.parse_special();
+  v1::TokenizeResponse response;
+  for (const engine::TokenId id : model.tokenizer->Encode(request.text(), options)) {
+    response.add_ids(static_cast<uint32_t>(id));
+    response.add_tokens(model.tokenizer->TokenBytes(id));
+  }
+  response.set_max_context(static_cast<uint32_t>(model.deployment.max_context));
+  absl::Status status = CheckResponseSize("text", response.ByteSizeLong());
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<v1::DetokenizeResponse> DetokenizeIds(const v1::DetokenizeRequest& request,
+                                                     const ServedModel& model) {
+  const std::vector<engine::TokenId> ids(request.ids().begin(), request.ids().end());
+  const bool skip = !request.has_skip_special_tokens() || request.skip_special_tokens();
+  v1::DetokenizeResponse response;
+  response.set_text(model.tokenizer->Decode(ids, skip));
+  absl::Status status = CheckResponseSize("ids", response.ByteSizeLong());
+  if (!status.ok()) return status;
+  return response;
+}
+
+// Runs `answer` on the intake's threads and finishes `reactor` with what it gives.
+template <typename Answer>
+void AnswerLater(const ServedModel& model, int64_t bytes, grpc::ServerUnaryReactor* reactor,
+                 grpc::ByteBuffer* response, Answer answer) {
+  const bool posted = model.intake->TryPost(bytes, [reactor, response, answer = std::move(answer)] {
+    const auto result = answer();
+    if (result.ok()) *response = SerializeMessage(*result);
+    reactor->Finish(ToGrpc(result.status()));
+  });
+  if (!posted) reactor->Finish(ToGrpc(absl::ResourceExhaustedError("too many requests wait to be read")));
+}
+
+}  // namespace
+
+int64_t DeadlineNs(gpr_timespec deadline, const memory::Clock& clock) {
+  constexpr int64_t kForever = 100LL * 365 * 86400;  // seconds; beyond it sums could overflow
+  if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) return engine::kNoDeadline;
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+  if (left.tv_sec > kForever) return engine::kNoDeadline;
+  if (left.tv_sec < -kForever) return 0;
+  return clock.NowNs() + left.tv_sec * memory::kNsPerSecond + left.tv_nsec;
+}
+
+CompletionService::CompletionService(const StreamEnvironment& refusals, const memory::Clock* clock)
+    : refusals_(refusals), clock_(clock) {}
+
+void CompletionService::Open(const ServedModel* model) { model_.store(model); }
+
+void CompletionService::StopAdmitting() { draining_.store(true); }
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* CompletionService::Complete(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  const ServedModel* model = model_.load();
+  const auto stream = CompletionStream::Create(context, model == nullptr ? &refusals_ : &model->streams);
+  absl::Status status;
+  if (draining_.load()) {
+    status = absl::UnavailableError("this server is shutting down");
+  } else if (model == nullptr) {
+    status = absl::UnavailableError("the model is still loading");
+  } else {
+    status = Admit(context, *request, *model, stream);
+  }
+  // The stream keeps itself until gRPC is done with it.
+  if (status.ok()) {
+    stream->Open();
+  } else {
+    stream->Refuse(status);
+  }
+  return stream.get();
+}
+
+absl::Status CompletionService::Admit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& bytes,
+                                      const ServedModel& model,
+                                      const std::shared_ptr<CompletionStream>& stream) {
+  // shared: see engine/request.h
+  const auto request = std::make_shared<engine::Request>();
+  request->arrival_ns = clock_->NowNs();
+  request->deadline_ns = DeadlineNs(context->raw_deadline(), *clock_);
+  v1::CompleteRequest message;
+  absl::Status status = ParseMessage(bytes, &message);
+  if (!status.ok()) return status;
+  stream->SetLabel(message.request_id());
+  absl::StatusOr<ValidatedRequest> validated = Validate(message, model.deployment);
+  if (!validated.ok()) return validated.status();
+  request->id = validated->request_id;
+  if (request->id.empty()) request->id = absl::StrFormat("augur-%016x", DrawRandom64());
+  request->sink = stream;
+  stream->Attach(request);
+  return model.router->Route(*std::move(validated), request);
+}
+
+absl::Status CompletionService::CheckServingText(const ServedModel* model) const {
+  if (draining_.load()) return absl::UnavailableError("this server is shutting down");
+  if (model == nullptr) return absl::UnavailableError("the model is still loading");
+  if (model->tokenizer == nullptr) {
+    return absl::FailedPreconditionError("this deployment has no tokenizer");
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContext* context,
+                                                      const grpc::ByteBuffer* request,
+                                                      grpc::ByteBuffer* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const ServedModel* model = model_.load();
+  // shared: std::function must be copyable
+  const auto message = std::make_shared<v1::TokenizeRequest>();
+  absl::Status status = CheckServingText(model);
+  if (status.ok()) status = ParseMessage(*request, message.get());
+  // The answer repeats the text token by token.
+  if (status.ok()) status = CheckResponseSize("text", message->text().size());
+  if (!status.ok()) {
+    reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+  AnswerLater(*model, static_cast<int64_t>(message->text().size()), reactor, response,
+              [message, model] { return TokenizeText(*message, *model); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request,
+                                                        grpc::ByteBuffer* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const ServedModel* model = model_.load();
+  // shared: std::function must be copyable
+  const auto message = std::make_shared<v1::DetokenizeRequest>();
+  absl::Status status = CheckServingText(model);
+  if (status.ok()) status = ParseMessage(*request, message.get());
+  if (status.ok() && message->ids_size() > kMaxDetokenizeIds) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("ids: expected at most ", kMaxDetokenizeIds, " ids, found ", message->ids_size()));
+  }
+  if (status.ok()) status = CheckTokenIds(message->ids(), "ids", model->deployment);
+  if (!status.ok()) {
+    reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+  AnswerLater(*model, message->ids_size() * int64_t{4}, reactor, response,
+              [message, model] { return DetokenizeIds(*message, *model); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContext* context,
+                                                      const v1::GetModelRequest* /*request*/,
+                                                      v1::GetModelResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const ServedModel* model = model_.load();
+  if (model == nullptr) {
+    reactor->Finish(ToGrpc(absl::UnavailableError("the model is still loading")));
+    return reactor;
+  }
+  const Deployment& deployment = model->deployment;
+  response->set_model(deployment.served_name);
+  response->set_family(deployment.family);
+  response->set_vocab_size(static_cast<uint32_t>(deployment.vocab_size));
+  response->set_max_context(static_cast<uint32_t>(deployment.max_context));
+  response->set_num_parameters(static_cast<uint64_t>(deployment.num_parameters));
+  response->set_dtype(deployment.dtype);
+  for (const engine::TokenId id : deployment.eos_token_ids) {
+    response->add_eos_token_ids(static_cast<uint32_t>(id));
+  }
+  response->set_text(deployment.has_tokenizer);
+  response->add_policies(v1::ATTENTION_POLICY_DENSE);
+  response->set_version(deployment.version);
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace augur::server

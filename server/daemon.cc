@@ -1,0 +1,264 @@
+#include "server/daemon.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/paged_kv.h"
+#include "server/config_values.h"
+#include "server/port_file.h"
+#include "server/quote.h"
+#include "server/warm_up.h"
+
+namespace augur::server {
+namespace {
+
+constexpr int64_t kWatchdogPeriodNs = memory::kNsPerSecond;
+// After the drain limit: for statuses to reach clients that read.
+constexpr int64_t kEndGraceNs = 2 * memory::kNsPerSecond;
+constexpr int64_t kDrainPollNs = 5 * memory::kNsPerMs;
+
+class DirectEntry final : public EngineEntry {
+ public:
+  explicit DirectEntry(engine::Engine* engine) : engine_(engine) {}
+  absl::Status Submit(std::shared_ptr<engine::Request> request) override {
+    return engine_->Submit(std::move(request));
+  }
+  void Wake() override { engine_->Wake(); }
+
+ private:
+  engine::Engine* const engine_;
+};
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kAlreadyExists: return kExitPortInUse;
+    case absl::StatusCode::kResourceExhausted: return kExitNoMemory;
+    default: return kExitBadInput;
+  }
+}
+
+ExitCode Fail(const absl::Status& status) {
+  PrintFailure(std::string(status.message()));
+  return ExitCodeOf(status);
+}
+
+StreamLimits LimitsOf(const ServerConfig& config) {
+  return {.buffer_bytes = config.stream_buffer_bytes,
+          .buffer_messages = config.stream_buffer_messages,
+          .linger_ns = config.slow_reader_timeout_ns};
+}
+
+int64_t LongestTokenBytes(const engine::Tokenizer& tokenizer) {
+  size_t longest = 0;
+  for (int id = 0; id < tokenizer.vocab_size(); ++id) {
+    longest = std::max(longest, tokenizer.TokenBytes(id).size());
+  }
+  return static_cast<int64_t>(longest);
+}
+
+Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedModel& model) {
+  Deployment deployment;
+  deployment.served_name = config.served_name;
+  deployment.family = model.info.family;
+  deployment.dtype = kernels::NameOf(model.info.dtype);
+  deployment.version = AUGUR_VERSION;
+  deployment.num_parameters = model.info.num_parameters;
+  deployment.vocab_size = model.info.vocab_size;
+  deployment.max_context = model.max_context;
+  deployment.max_batch = static_cast<int>(config.batch);
+  deployment.eos_token_ids = model.info.eos_token_ids;
+  deployment.has_tokenizer = model.tokenizer != nullptr;
+  if (model.tokenizer != nullptr) deployment.longest_token_bytes = LongestTokenBytes(*model.tokenizer);
+  deployment.prefix_cache = config.prefix_cache;
+  // One RoPE factor set in this build; families with two will name theirs here.
+  deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
+  return deployment;
+}
+
+engine::EngineOptions EngineOptionsOf(const ServerConfig& config, const engine::LoadedModel& model) {
+  engine::EngineOptions options;
+  options.max_context = model.max_context;
+  options.num_blocks = model.num_blocks;
+  options.max_batch = static_cast<int>(config.batch);
+  options.max_batched_tokens = static_cast<int>(config.batched_tokens);
+  options.max_queued_requests = static_cast<int>(config.queue_requests);
+  options.max_queued_tokens = config.queue_tokens;
+  options.prefix_cache = config.prefix_cache;
+  options.slow_reader_timeout_ns = config.slow_reader_timeout_ns;
+  return options;
+}
+
+}  // namespace
+
+void PrintFailure(const std::string& message) {
+  std::fprintf(stderr, "augurd: %s\n", OneLine(message).c_str());
+}
+
+Daemon::Daemon(ServerConfig config, std::string port_file, StopRequest* stop)
+    : config_(std::move(config)),
+      port_file_(std::move(port_file)),
+      stop_(stop),
+      service_({.model = config_.served_name, .stats = &front_, .clock = &clock_, .limits = LimitsOf(config_)},
+               &clock_) {
+  health_.Set("", false);
+  health_.Set(kServiceName, false);
+  health_.Set(kLiveName, true);
+}
+
+Daemon::~Daemon() {
+  // Callers first: nobody may use a part that is gone.
+  watchdog_.reset();
+  grpc_.reset();
+  intake_.reset();
+}
+
+ExitCode Daemon::Run() {
+  stop_->BeginLoading();
+  if (!port_file_.empty()) RemovePortFile(port_file_);
+  ExitCode code = Listen();
+  if (code == kExitClean) code = LoadModel();
+  if (code == kExitClean) code = BecomeReady();
+  stop_->EndLoading();
+  if (code != kExitClean) return code;
+  stop_->Wait();
+  Drain();
+  return kExitClean;
+}
+
+ExitCode Daemon::Listen() {
+  auto grpc = GrpcServer::Start({.listen = config_.listen,
+                                 .max_receive_bytes = config_.max_message_bytes,
+                                 .max_streams = config_.max_streams,
+                                 .reflection = config_.reflection},
+                                {&service_, &health_});
+  if (!grpc.ok()) return Fail(grpc.status());
+  grpc_ = *std::move(grpc);
+  auto metrics = MetricsExporter::Start(config_.metrics, AUGUR_VERSION, &front_);
+  if (!metrics.ok()) return Fail(metrics.status());
+  metrics_ = *std::move(metrics);
+  return kExitClean;
+}
+
+ExitCode Daemon::LoadModel() {
+  backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
+  auto model = engine::LoadModel(backend_.get(), {.folder = config_.model,
+                                                  .max_context = static_cast<int>(config_.context),
+                                                  .kv_bytes = config_.kv_bytes,
+                                                  .kv_dtype = config_.kv_dtype,
+                                                  .max_batch = static_cast<int>(config_.batch),
+                                                  .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
+  if (!model.ok()) return Fail(model.status());
+  StartEngine(*std::move(model));
+  return kExitClean;
+}
+
+void Daemon::StartEngine(engine::LoadedModel model) {
+  model_.deployment = DescribeDeployment(config_, model);
+  info_ = model.info;
+  block_bytes_ = model.block_bytes;
+  tokenizer_ = std::move(model.tokenizer);
+  const engine::EngineOptions options = EngineOptionsOf(config_, model);
+  engine_ = std::make_unique<engine::Engine>(options, model.info.eos_token_ids, std::move(model.runner),
+                                             tokenizer_.get(), &clock_);
+  entry_ = std::make_unique<DirectEntry>(engine_.get());
+  intake_ = std::make_unique<TextIntake>(TextIntakeOptions{.threads = static_cast<int>(config_.intake_threads),
+                                                           .max_jobs = config_.intake_requests,
+                                                           .max_bytes = config_.intake_bytes},
+                                         &front_);
+  router_ = std::make_unique<Router>(&model_.deployment, tokenizer_.get(), entry_.get(), intake_.get(), &clock_);
+  model_.tokenizer = tokenizer_.get();
+  model_.router = router_.get();
+  model_.intake = intake_.get();
+  model_.streams = {.model = config_.served_name,
+                    .engine = entry_.get(),
+                    .stats = &front_,
+                    .clock = &clock_,
+                    .limits = LimitsOf(config_)};
+  metrics_->SetModel({.name = config_.served_name,
+                      .stats = &engine_->stats(),
+                      .num_blocks = options.num_blocks,
+                      .block_bytes = block_bytes_,
+                      .max_context = options.max_context});
+  watchdog_ = std::make_unique<LivenessWatchdog>([this] { return engine_->StalledNs(); },
+                                                 config_.stall_limit_ns, kWatchdogPeriodNs, &health_);
+}
+
+ExitCode Daemon::BecomeReady() {
+  const absl::Status warm = WarmUp(entry_.get(), clock_);
+  if (!warm.ok()) {
+    return Fail(absl::InvalidArgumentError(
+        absl::StrCat(config_.model, ": the model generated no token at warm-up: ", warm.message())));
+  }
+  // The engine's histograms hold it, so the front counts it, too.
+  front_.CountRequest(0, EndReason::kLength);
+  service_.Open(&model_);
+  health_.Set(kServiceName, true);
+  health_.Set("", true);
+  front_.ready.store(1);
+  LogReady(info_);
+  if (port_file_.empty()) return kExitClean;
+  const absl::Status written = WritePortFile(port_file_, grpc_->address(), metrics_->address());
+  return written.ok() ? kExitClean : Fail(written);
+}
+
+void Daemon::LogReady(const engine::ModelInfo& info) const {
+  const engine::EngineOptions& options = engine_->options();
+  const int64_t blocks = options.num_blocks;
+  spdlog::info(
+      "ready version={} model={} family={} parameters={} dtype={} backend={} threads={} context={} "
+      "kv_dtype={} kv_bytes={} kv_blocks={} kv_capacity_tokens={} batch={} batched_tokens={} prefix_cache={} "
+      "grpc={} metrics={} pid={}",
+      AUGUR_VERSION, Quoted(config_.served_name), info.family, info.num_parameters, kernels::NameOf(info.dtype),
+      Quoted(backend_->Describe()), config_.threads, options.max_context,
+      kernels::NameOf(config_.kv_dtype.value_or(info.dtype)), blocks * block_bytes_, blocks,
+      blocks * kernels::kBlockTokens, options.max_batch, options.max_batched_tokens, config_.prefix_cache,
+      grpc_->address(), metrics_->address(), getpid());
+  if (blocks * kernels::kBlockTokens < options.max_context) {
+    spdlog::warn("the KV pool holds {} tokens, fewer than the context of {}: longer requests are refused, "
+                 "raise kv_bytes to {}",
+                 blocks * kernels::kBlockTokens, options.max_context,
+                 FormatBytes((options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens *
+                             block_bytes_));
+  }
+}
+
+void Daemon::Drain() {
+  spdlog::info("draining open_streams={} limit={}", front_.open_streams.load(),
+               FormatDuration(config_.drain_limit_ns));
+  health_.Set("", false);
+  health_.Set(kServiceName, false);
+  front_.ready.store(0);
+  service_.StopAdmitting();
+  // Closing takes up to 2 s of its own.
+  std::thread closer([this] { metrics_->Close(); });
+  const int64_t deadline_ns = clock_.NowNs() + config_.drain_limit_ns;
+  engine_->BeginDrain(deadline_ns);
+  WaitUntilDrained(deadline_ns);
+  const int64_t left = front_.open_streams.load();
+  health_.Shutdown();
+  grpc_->Shutdown(left == 0 ? kEndGraceNs : 0);
+  closer.join();
+  spdlog::info("stopped cut_streams={}", left);
+}
+
+// Until every stream has ended, or the limit and a little grace have passed: what is left then does not read.
+void Daemon::WaitUntilDrained(int64_t deadline_ns) {
+  bool hurried = false;
+  while (!engine_->idle() || front_.open_streams.load() > 0) {
+    if (!hurried && stop_->count() > 1) {
+      hurried = true;
+      deadline_ns = clock_.NowNs();
+      engine_->BeginDrain(deadline_ns);
+    }
+    if (clock_.NowNs() >= deadline_ns + kEndGraceNs) return;
+    stop_->WaitForNs(kDrainPollNs);
+  }
+}
+
+}  // namespace augur::server

@@ -1,0 +1,81 @@
+// augurd from configuration to exit status: binds, loads, warms up, serves, drains.
+//
+//   listen for gRPC and metrics      a port in use shows at once; `live` is answered while the model loads
+//   load the model, start the engine
+//   generate one real token          then readiness turns SERVING and the port file appears
+//   serve until the first signal
+//   drain                            not ready, no new work, running streams end, the rest UNAVAILABLE
+//
+// Thread: Run is called once, from main. Ownership: owns every part; destroys them in the reverse order of their
+// making. Failure: Run prints one line to standard error and returns the exit status (server/exit_code.h).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/engine.h"
+#include "engine/model/model_loader.h"
+#include "kernels/backend.h"
+#include "memory/base/clock.h"
+#include "server/completion_service.h"
+#include "server/engine_entry.h"
+#include "server/exit_code.h"
+#include "server/front_stats.h"
+#include "server/grpc_server.h"
+#include "server/health_service.h"
+#include "server/liveness_watchdog.h"
+#include "server/metrics_exporter.h"
+#include "server/router.h"
+#include "server/server_config.h"
+#include "server/stop_request.h"
+#include "server/text_intake.h"
+
+namespace augur::server {
+
+class Daemon {
+ public:
+  // `stop` outlives the daemon. `port_file` may be empty.
+  Daemon(ServerConfig config, std::string port_file, StopRequest* stop);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  ExitCode Run();
+
+ private:
+  ExitCode Listen();
+  ExitCode LoadModel();
+  void StartEngine(engine::LoadedModel model);
+  ExitCode BecomeReady();
+  void LogReady(const engine::ModelInfo& info) const;
+  void Drain();
+  void WaitUntilDrained(int64_t deadline_ns);
+
+  const ServerConfig config_;
+  const std::string port_file_;
+  StopRequest* const stop_;
+  const memory::SteadyClock clock_;
+
+  FrontStats front_;
+  HealthService health_;
+  std::unique_ptr<kernels::Backend> backend_;
+  engine::ModelInfo info_;
+  int64_t block_bytes_ = 0;
+  std::unique_ptr<engine::Tokenizer> tokenizer_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<EngineEntry> entry_;
+  ServedModel model_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<TextIntake> intake_;  // after router_: its last jobs use it
+  CompletionService service_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<MetricsExporter> metrics_;
+  std::unique_ptr<LivenessWatchdog> watchdog_;
+};
+
+// The one line that a failed start leaves.
+void PrintFailure(const std::string& message);
+
+}  // namespace augur::server

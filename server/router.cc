@@ -1,0 +1,71 @@
+#include "server/router.h"
+
+#include <random>
+#include <utility>
+
+namespace augur::server {
+
+Router::Router(const Deployment* deployment, const engine::Tokenizer* tokenizer, EngineEntry* engine,
+               TextIntake* intake, const memory::Clock* clock)
+    : deployment_(deployment),
+      tokenizer_(tokenizer),
+      engine_(engine),
+      intake_(intake),
+      clock_(clock),
+      block_key_secret_(memory::DrawBlockKeySecret()) {}
+
+absl::Status Router::Route(ValidatedRequest validated, std::shared_ptr<engine::Request> request) {
+  request->sampling = validated.sampling;
+  if (!validated.has_seed) request->sampling.seed = DrawRandom64();
+  request->stopping = std::move(validated.stopping);
+  request->output = validated.output;
+  const auto bytes = static_cast<int64_t>(validated.text.size() +
+                                          validated.token_ids.size() * sizeof(engine::TokenId));
+  // shared: std::function must be copyable, the text should not be copied.
+  auto waiting = std::make_shared<const ValidatedRequest>(std::move(validated));
+  if (intake_->TryPost(bytes, [this, waiting, request] { EncodeAndSubmit(*waiting, request); })) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError("too many requests wait to be read, try again later");
+}
+
+void Router::EncodeAndSubmit(const ValidatedRequest& validated,
+                             const std::shared_ptr<engine::Request>& request) {
+  absl::Status status = CheckStillWanted(*request);
+  if (status.ok()) status = FillPrompt(validated, request.get());
+  if (status.ok()) status = CheckStillWanted(*request);
+  if (status.ok()) status = engine_->Submit(request);
+  if (!status.ok()) request->sink->OnError(status);
+}
+
+absl::Status Router::FillPrompt(const ValidatedRequest& validated, engine::Request* request) const {
+  request->prompt =
+      validated.is_text ? tokenizer_->Encode(validated.text, validated.encode) : validated.token_ids;
+  if (request->prompt.empty()) {
+    return absl::InvalidArgumentError("text: expected at least 1 token, found 0 after tokenization");
+  }
+  absl::Status status = CheckFitsContext(static_cast<int64_t>(request->prompt.size()),
+                                         request->stopping.max_tokens, *deployment_);
+  if (!status.ok()) return status;
+  if (deployment_->prefix_cache && !validated.bypass_prefix_cache) {
+    request->block_keys = memory::MakeBlockKeys(block_key_secret_, deployment_->kv_variant,
+                                                validated.cache_salt, request->prompt);
+  }
+  return absl::OkStatus();
+}
+
+// A client that left, or a deadline that passed, while the text waited its turn costs no more work.
+absl::Status Router::CheckStillWanted(const engine::Request& request) const {
+  if (request.cancelled.load()) return absl::CancelledError("cancelled by the client");
+  if (clock_->NowNs() >= request.deadline_ns) {
+    return absl::DeadlineExceededError("the deadline passed before the prompt was read");
+  }
+  return absl::OkStatus();
+}
+
+uint64_t DrawRandom64() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace augur::server

@@ -1,0 +1,361 @@
+#include "server/server_config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "server/config_values.h"
+#include "server/host_port.h"
+#include "server/quote.h"
+
+namespace augur::server {
+namespace {
+
+constexpr int64_t kMaxFileBytes = 1 << 20;
+constexpr int64_t kDefaultKvBytes = 256 << 20;
+constexpr int64_t kBlockTokens = 64;
+// Leaves prefill room for a whole block in a step that is full of decodes (engine/engine_options.h).
+constexpr int64_t kMinPrefillRows = 64;
+constexpr int64_t kMs = 1'000'000;
+constexpr int64_t kSecond = 1'000'000'000;
+
+struct Key {
+  std::string name;
+  std::string meaning;
+  // Takes the text, or says what was expected.
+  std::function<std::string(const std::string& text, ServerConfig* config)> set;
+  std::function<std::string(const ServerConfig&)> format;
+};
+
+std::string QuoteYaml(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
+Key TextKey(const char* name, const char* meaning, std::string ServerConfig::*member, size_t limit) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            const bool printable =
+                std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
+            if (text.size() > limit || !printable) {
+              return absl::StrCat("expected at most ", limit, " bytes without control characters");
+            }
+            config->*member = text;
+            return {};
+          },
+          [=](const ServerConfig& config) { return QuoteYaml(config.*member); }};
+}
+
+Key AddressKey(const char* name, const char* meaning, std::string ServerConfig::*member) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            if (!ParseHostPort(text).ok()) {
+              return "expected HOST:PORT with a port from 0 to 65535, e.g. 127.0.0.1:50051";
+            }
+            config->*member = text;
+            return {};
+          },
+          [=](const ServerConfig& config) { return QuoteYaml(config.*member); }};
+}
+
+using Parse = std::optional<int64_t> (*)(const std::string&);
+using Format = std::string (*)(int64_t);
+
+Key NumberKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min, int64_t max,
+              const char* kind, Parse parse, Format format) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            const std::optional<int64_t> value = parse(text);
+            if (!value || *value < min || *value > max) {
+              return absl::StrCat("expected ", kind, " from ", format(min), " to ", format(max));
+            }
+            config->*member = *value;
+            return {};
+          },
+          [=](const ServerConfig& config) { return format(config.*member); }};
+}
+
+Key IntegerKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
+               int64_t max) {
+  return NumberKey(name, meaning, member, min, max, "an integer", &ParseInteger,
+                   +[](int64_t value) { return std::string(absl::StrCat(value)); });
+}
+
+Key BytesKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
+             int64_t max) {
+  return NumberKey(name, meaning, member, min, max, "a size (bytes, or a number with KiB, MiB, GiB or TiB)",
+                   &ParseBytes, &FormatBytes);
+}
+
+Key DurationKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
+                int64_t max) {
+  return NumberKey(name, meaning, member, min, max, "a duration (a number with ms, s, m or h)",
+                   &ParseDuration, &FormatDuration);
+}
+
+Key BoolKey(const char* name, const char* meaning, bool ServerConfig::*member) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            const std::optional<bool> value = ParseBool(text);
+            if (!value) return "expected true or false";
+            config->*member = *value;
+            return {};
+          },
+          [=](const ServerConfig& config) { return config.*member ? "true" : "false"; }};
+}
+
+Key KvDtypeKey() {
+  return {"kv_dtype", "element type of KV pages: auto (the checkpoint's), float32, bfloat16 or float16",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            if (text == "auto") {
+              config->kv_dtype.reset();
+              return {};
+            }
+            for (const auto dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16}) {
+              if (text != kernels::NameOf(dtype)) continue;
+              config->kv_dtype = dtype;
+              return {};
+            }
+            return "expected auto, float32, bfloat16 or float16";
+          },
+          [](const ServerConfig& config) {
+            return std::string(config.kv_dtype ? kernels::NameOf(*config.kv_dtype) : "auto");
+          }};
+}
+
+Key LogLevelKey() {
+  return {"log_level", "least severe line that is written: debug, info, warn or error",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            for (const char* level : {"debug", "info", "warn", "error"}) {
+              if (text != level) continue;
+              config->log_level = text;
+              return {};
+            }
+            return "expected debug, info, warn or error";
+          },
+          [](const ServerConfig& config) { return config.log_level; }};
+}
+
+std::vector<Key> WhatIsServed() {
+  using C = ServerConfig;
+  return {
+      TextKey("model", "Hugging Face folder: config.json, safetensors, tokenizer.json", &C::model, 4096),
+      TextKey("served_name", "name that requests and metrics use; the folder's unless set",
+              &C::served_name, 128),
+      AddressKey("listen", "where gRPC listens; port 0 picks a free one", &C::listen),
+      AddressKey("metrics", "where Prometheus scrapes over HTTP", &C::metrics),
+  };
+}
+
+std::vector<Key> EngineKeys() {
+  using C = ServerConfig;
+  return {
+      IntegerKey("context", "tokens of prompt and completion; 0: the model's own limit", &C::context, 0,
+                 1 << 24),
+      BytesKey("kv_bytes", "memory for the KV pool; a quarter of this machine's, at most 256MiB, unless set",
+               &C::kv_bytes, 1 << 10, int64_t{1} << 46),
+      KvDtypeKey(),
+      BoolKey("prefix_cache", "reuse the KV of equal beginnings", &C::prefix_cache),
+      IntegerKey("batch", "sequences in a step", &C::batch, 1, 1024),
+      IntegerKey("batched_tokens", "rows in a step, at least batch + 64; 512 or batch + 64 unless set",
+                 &C::batched_tokens, 65, 1 << 20),
+      IntegerKey("queue_requests", "requests accepted and not yet running", &C::queue_requests, 1, 1 << 20),
+      IntegerKey("queue_tokens", "prompt tokens of those", &C::queue_tokens, 1, int64_t{1} << 40),
+      IntegerKey("threads", "threads that compute; this machine's CPUs unless set", &C::threads, 1, 1024),
+  };
+}
+
+std::vector<Key> FrontKeys() {
+  using C = ServerConfig;
+  return {
+      BytesKey("stream_buffer_bytes", "text that may wait for a reader before its sequence is paused",
+               &C::stream_buffer_bytes, 1 << 10, 1 << 20),
+      IntegerKey("stream_buffer_messages", "messages that may wait likewise", &C::stream_buffer_messages, 1,
+                 1 << 20),
+      DurationKey("slow_reader_timeout", "how long a sequence stays paused before it is ended",
+                  &C::slow_reader_timeout_ns, 10 * kMs, 3600 * kSecond),
+      BytesKey("max_message_bytes", "largest request on the wire", &C::max_message_bytes, 4 << 10, 1 << 30),
+      IntegerKey("max_streams", "calls at a time on one connection", &C::max_streams, 1, 1 << 20),
+      IntegerKey("intake_threads", "threads that turn text into tokens", &C::intake_threads, 1, 64),
+      IntegerKey("intake_requests", "calls that may wait for those", &C::intake_requests, 1, 1 << 20),
+      BytesKey("intake_bytes", "text and ids of the calls that wait", &C::intake_bytes, 1 << 20,
+               int64_t{1} << 40),
+      DurationKey("drain_limit", "how long running streams may go on after SIGTERM", &C::drain_limit_ns, 0,
+                  24 * 3600 * kSecond),
+      DurationKey("stall_limit", "a step longer than this turns liveness off", &C::stall_limit_ns, kSecond,
+                  24 * 3600 * kSecond),
+      BoolKey("reflection", "serve gRPC reflection", &C::reflection),
+      LogLevelKey(),
+  };
+}
+
+const std::vector<Key>& Keys() {
+  static const auto* const keys = [] {
+    auto* all = new std::vector<Key>(WhatIsServed());
+    for (const auto& group : {EngineKeys(), FrontKeys()}) all->insert(all->end(), group.begin(), group.end());
+    return all;
+  }();
+  return *keys;
+}
+
+const Key* FindKey(const std::string& name) {
+  for (const Key& key : Keys()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+const Key& NearestKey(const std::string& name) {
+  return *std::min_element(Keys().begin(), Keys().end(), [&](const Key& a, const Key& b) {
+    return EditDistance(name, a.name) < EditDistance(name, b.name);
+  });
+}
+
+absl::Status Apply(const std::string& name, const std::string& value, const std::string& place,
+                   ServerConfig* config) {
+  const Key* key = FindKey(name);
+  if (key == nullptr) {
+    // Names are short; what is longer than any of them has no near one worth the search.
+    const std::string shown = name.substr(0, 64);
+    return absl::InvalidArgumentError(absl::StrCat(place, ": unknown key ", Quoted(shown),
+                                                   ", the nearest is \"", NearestKey(shown).name, "\""));
+  }
+  const std::string expected = key->set(value, config);
+  if (expected.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(place, ": ", key->name, ": ", expected, ", found ", Quoted(value)));
+}
+
+absl::Status ApplyNode(const YAML::Node& name, const YAML::Node& value, const std::string& file,
+                       std::set<std::string>* seen, ServerConfig* config) {
+  const std::string place = absl::StrCat(file, ":", name.Mark().line + 1);
+  if (!name.IsScalar()) {
+    return absl::InvalidArgumentError(absl::StrCat(place, ": expected a key, found a list or a map"));
+  }
+  const std::string& key = name.Scalar();
+  if (FindKey(key) != nullptr && !value.IsScalar()) {
+    return absl::InvalidArgumentError(absl::StrCat(place, ": ", key, ": expected one value, found ",
+                                                   value.IsNull() ? "nothing" : "a list or a map"));
+  }
+  if (!seen->insert(key).second) {
+    return absl::InvalidArgumentError(absl::StrCat(place, ": ", Quoted(key), " is given twice"));
+  }
+  return Apply(key, value.IsScalar() ? value.Scalar() : "", place, config);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& file) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(file, error);
+  std::ifstream stream(file, std::ios::binary);
+  if (error || !stream) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": cannot read the file", error ? ": " + error.message() : ""));
+  }
+  if (bytes > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": expected at most ", kMaxFileBytes, " bytes, found ", bytes));
+  }
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+absl::Status ApplyFile(const std::string& file, ServerConfig* config) {
+  const absl::StatusOr<std::string> text = ReadFile(file);
+  if (!text.ok()) return text.status();
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
+    if (documents.size() > 1) {
+      return absl::InvalidArgumentError(absl::StrCat(file, ": expected one YAML document, found ",
+                                                     documents.size()));
+    }
+    if (documents.empty() || documents[0].IsNull()) return absl::OkStatus();
+    if (!documents[0].IsMap()) {
+      return absl::InvalidArgumentError(absl::StrCat(file, ":1: expected a map of keys to values"));
+    }
+    std::set<std::string> seen;
+    for (const auto& entry : documents[0]) {
+      absl::Status status = ApplyNode(entry.first, entry.second, file, &seen, config);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ":", error.mark.line + 1, ": not valid YAML: ", OneLine(error.msg)));
+  }
+}
+
+std::string FolderName(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::weakly_canonical(folder, error);
+  if (error) path = folder;
+  std::string name = path.filename().string();
+  return name.empty() ? "model" : name;
+}
+
+// What depends on other keys or on the machine, and the rules between keys.
+absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
+  if (config->served_name.empty() && !config->model.empty()) config->served_name = FolderName(config->model);
+  if (config->kv_bytes == 0) {
+    config->kv_bytes = std::clamp<int64_t>(machine.memory_bytes / 4, 1 << 20, kDefaultKvBytes);
+  }
+  if (config->threads == 0) config->threads = std::clamp(machine.cpus, 1, 1024);
+  const int64_t least = config->batch + kMinPrefillRows;
+  if (config->batched_tokens == 0) config->batched_tokens = std::max<int64_t>(512, least);
+  if (config->batched_tokens < least) {
+    return absl::InvalidArgumentError(absl::StrCat("batched_tokens: expected at least batch + ", kMinPrefillRows,
+                                                   " = ", least, ", found ", config->batched_tokens));
+  }
+  if (config->context != 0 && config->context < kBlockTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("context: expected 0 or at least ", kBlockTokens, ", found ", config->context));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ServerConfig> LoadServerConfig(const std::string& file,
+                                              const std::vector<ConfigOverride>& overrides,
+                                              const MachineLimits& machine) {
+  ServerConfig config;
+  if (!file.empty()) {
+    absl::Status status = ApplyFile(file, &config);
+    if (!status.ok()) return status;
+  }
+  for (const ConfigOverride& override_ : overrides) {
+    absl::Status status = Apply(override_.key, override_.value, override_.place, &config);
+    if (!status.ok()) return status;
+  }
+  absl::Status status = FillDerived(machine, &config);
+  if (status.ok()) return config;
+  if (file.empty()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(file, ": ", status.message()));
+}
+
+std::string FormatServerConfig(const ServerConfig& config) {
+  std::string text;
+  for (const Key& key : Keys()) {
+    absl::StrAppend(&text, key.name, ": ", key.format(config), "  # ", key.meaning, "\n");
+  }
+  return text;
+}
+
+std::vector<std::string> ServerConfigKeys() {
+  std::vector<std::string> names;
+  for (const Key& key : Keys()) names.push_back(key.name);
+  return names;
+}
+
+}  // namespace augur::server

@@ -1,0 +1,285 @@
+// Small checkpoints against reference logits, and the promise that a row depends on itself alone: every way of
+// cutting, batching, sharing and interrupting a sequence gives the same bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/batcher.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/model_config.h"
+#include "engine/model/transformer_runner.h"
+#include "kernels/backend.h"
+
+namespace augur::engine {
+namespace {
+
+constexpr double kTolerance = 1e-5;  // of the case's largest |logit|
+constexpr int kMaxRows = 1024;
+constexpr int kMaxSegments = 64;
+
+struct Case {
+  std::vector<int32_t> prompt;
+  std::vector<float> last_logits;
+  std::vector<int32_t> greedy;
+  std::vector<std::vector<float>> all_logits;
+};
+
+std::vector<Case> LoadCases(const std::string& folder) {
+  std::ifstream file(folder + "/golden.json");
+  const nlohmann::json document = nlohmann::json::parse(file);
+  std::vector<Case> cases;
+  for (const nlohmann::json& item : document.at("cases")) {
+    Case one;
+    one.prompt = item.at("prompt").get<std::vector<int32_t>>();
+    one.last_logits = item.at("last_logits").get<std::vector<float>>();
+    one.greedy = item.at("greedy").get<std::vector<int32_t>>();
+    if (item.contains("all_logits")) {
+      one.all_logits = item.at("all_logits").get<std::vector<std::vector<float>>>();
+    }
+    cases.push_back(std::move(one));
+  }
+  return cases;
+}
+
+// One loaded model with a pool from which sequences take blocks by hand.
+class Model {
+ public:
+  Model(const std::string& folder, int threads, kernels::DType kv_dtype = kernels::DType::kF32)
+      : backend_(kernels::MakeCpuBackend({.num_threads = threads})) {
+    const absl::StatusOr<ModelConfig> config = LoadModelConfig(folder);
+    EXPECT_TRUE(config.ok()) << config.status();
+    config_ = *config;
+    const auto checkpoint = Checkpoint::Open(folder);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto weights = LoadTransformerWeights(**checkpoint, config_, backend_.get());
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    num_blocks_ = 64 * 14;
+    auto runner = TransformerRunner::Create(backend_.get(), config_, *std::move(weights),
+                                            {.max_rows = kMaxRows,
+                                             .max_segments = kMaxSegments,
+                                             .max_context = config_.max_position_embeddings,
+                                             .num_blocks = num_blocks_,
+                                             .kv_dtype = kv_dtype});
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    runner_ = *std::move(runner);
+  }
+
+  struct Sequence {
+    std::vector<int32_t> blocks;
+    std::vector<int32_t> tokens;
+    int computed = 0;
+  };
+
+  // Blocks are handed out scattered, so that no layout helps.
+  Sequence Start(std::vector<int32_t> tokens, int room) {
+    Sequence sequence;
+    sequence.tokens = std::move(tokens);
+    const int blocks = BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
+    for (int i = 0; i < blocks; ++i) {
+      next_block_ = (next_block_ + 389) % num_blocks_;  // 389 and the pool's size share no factor
+      sequence.blocks.push_back(next_block_);
+    }
+    return sequence;
+  }
+
+  struct Part {
+    Sequence* sequence;
+    int rows;
+  };
+
+  // Computes the next rows of each sequence; returns the logits of each last row.
+  std::vector<std::vector<float>> Step(const std::vector<Part>& parts) {
+    std::vector<int32_t> ids;
+    std::vector<StepSegment> segments;
+    for (const Part& part : parts) {
+      Sequence& sequence = *part.sequence;
+      StepSegment segment;
+      segment.rows = {.first_row = static_cast<int>(ids.size()), .num_rows = part.rows,
+                      .first_position = sequence.computed, .block_table = sequence.blocks.data()};
+      segment.wants_token = true;
+      segment.sampling.temperature = 0;
+      segments.push_back(segment);
+      const auto first = sequence.tokens.begin() + sequence.computed;
+      ids.insert(ids.end(), first, first + part.rows);
+      sequence.computed += part.rows;
+    }
+    runner_->Run({.token_ids = ids, .segments = segments}, &outputs_);
+    std::vector<std::vector<float>> logits;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto row = runner_->logits().subspan(i * config_.vocab_size, config_.vocab_size);
+      logits.emplace_back(row.begin(), row.end());
+    }
+    return logits;
+  }
+
+  std::vector<float> StepOne(Sequence* sequence, int rows) { return Step({{sequence, rows}})[0]; }
+
+  // The whole prompt in chunks of `chunk`, then `decodes` greedy steps; all last-row logits from the prompt's
+  // end on.
+  std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk, int decodes,
+                                           std::vector<int32_t>* greedy) {
+    Sequence sequence = Start(prompt, decodes);
+    std::vector<float> last;
+    while (sequence.computed < static_cast<int>(prompt.size())) {
+      last = StepOne(&sequence, std::min<int>(chunk, static_cast<int>(prompt.size()) - sequence.computed));
+    }
+    std::vector<std::vector<float>> logits = {last};
+    for (int i = 0; i < decodes; ++i) {
+      sequence.tokens.push_back(outputs_.tokens[0]);
+      if (greedy != nullptr) greedy->push_back(outputs_.tokens[0]);
+      logits.push_back(StepOne(&sequence, 1));
+    }
+    return logits;
+  }
+
+  const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
+  int vocab() const { return config_.vocab_size; }
+
+ private:
+  std::unique_ptr<kernels::Backend> backend_;
+  ModelConfig config_;
+  std::unique_ptr<TransformerRunner> runner_;
+  StepOutputs outputs_;
+  int num_blocks_ = 0;
+  int next_block_ = 0;
+};
+
+void ExpectClose(const std::vector<float>& found, const std::vector<float>& expected, const char* what) {
+  ASSERT_EQ(found.size(), expected.size());
+  float largest = 0;
+  for (const float value : expected) largest = std::max(largest, std::fabs(value));
+  double worst = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    worst = std::max(worst, std::fabs(double{found[i]} - expected[i]) / largest);
+  }
+  EXPECT_LE(worst, kTolerance) << what;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class GoldenModelTest : public testing::TestWithParam<const char*> {
+ protected:
+  std::string folder() const {
+    return std::string(AUGUR_SOURCE_DIR) + "/tests/golden/models/" + GetParam();
+  }
+};
+
+TEST_P(GoldenModelTest, LogitsAndGreedyTokensAreTheReference) {
+  Model model(folder(), 1);
+  for (const Case& one : LoadCases(folder())) {
+    SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
+    std::vector<int32_t> greedy;
+    const int decodes = static_cast<int>(one.greedy.size());
+    const auto logits = model.Complete(one.prompt, kMaxRows, decodes, &greedy);
+    ExpectClose(logits[0], one.last_logits, "last row of the prompt");
+    EXPECT_EQ(greedy, one.greedy);
+  }
+}
+
+TEST_P(GoldenModelTest, EveryPositionsLogitsAreTheReference) {
+  Model model(folder(), 1);
+  for (const Case& one : LoadCases(folder())) {
+    Model::Sequence sequence = model.Start(one.prompt, 0);
+    for (size_t i = 0; i < one.all_logits.size(); ++i) {
+      ExpectClose(model.StepOne(&sequence, 1), one.all_logits[i], "token by token");
+    }
+  }
+}
+
+TEST_P(GoldenModelTest, SameBitsWholeInChunksTokenByTokenAndWithTwoThreads) {
+  for (const kernels::DType kv_dtype : {kernels::DType::kF32, kernels::DType::kBF16}) {
+    Model one_thread(folder(), 1, kv_dtype);
+    Model two_threads(folder(), 2, kv_dtype);
+    for (const Case& one : LoadCases(folder())) {
+      SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
+      const auto whole = one_thread.Complete(one.prompt, kMaxRows, 4, nullptr);
+      for (const int chunk : {1, 7, 64}) {
+        const auto cut = one_thread.Complete(one.prompt, chunk, 4, nullptr);
+        const auto cut_by_two = two_threads.Complete(one.prompt, chunk, 4, nullptr);
+        for (size_t i = 0; i < whole.size(); ++i) {
+          EXPECT_TRUE(SameBits(whole[i], cut[i])) << "chunk " << chunk << ", step " << i;
+          EXPECT_TRUE(SameBits(whole[i], cut_by_two[i])) << "two threads, chunk " << chunk << ", step " << i;
+        }
+      }
+    }
+  }
+}
+
+// Batches of 1 to 64 in which prefill chunks of other sequences and decodes stand beside the row under test,
+// at changing places.
+TEST_P(GoldenModelTest, SameBitsInBatchesOfOneToSixtyFour) {
+  Model model(folder(), 2);
+  const std::vector<Case> cases = LoadCases(folder());
+  const Case& tested = cases[3];
+  const auto alone = model.Complete(tested.prompt, kMaxRows, 2, nullptr);
+  for (const int batch : {1, 2, 3, 5, 8, 13, 16, 17, 32, 63, 64}) {
+    SCOPED_TRACE(testing::Message() << "batch of " << batch);
+    std::vector<Model::Sequence> sequences;
+    std::vector<int> rows;
+    const int place = (batch * 7) % batch / 2 + batch / 2 % batch;
+    for (int i = 0; i < batch; ++i) {
+      const bool is_tested = i == place;
+      std::vector<int32_t> prompt = tested.prompt;
+      if (!is_tested) {
+        prompt = cases[i % 3].prompt;
+        prompt.resize(1 + (i * 5) % std::min<int>(12, static_cast<int>(prompt.size())));
+      }
+      rows.push_back(static_cast<int>(prompt.size()));
+      sequences.push_back(model.Start(std::move(prompt), 2));
+    }
+    std::vector<Model::Part> parts;
+    for (int i = 0; i < batch; ++i) parts.push_back({&sequences[i], rows[i]});
+    ASSERT_TRUE(SameBits(model.Step(parts)[place], alone[0]));
+    for (int step = 1; step <= 2; ++step) {
+      for (int i = 0; i < batch; ++i) {
+        sequences[i].tokens.push_back(model.sampled()[i]);
+        parts[i].rows = 1;
+      }
+      ASSERT_TRUE(SameBits(model.Step(parts)[place], alone[step])) << "decode " << step;
+    }
+  }
+}
+
+// A hit: the first blocks were computed by another sequence. A preemption: everything is computed anew, the
+// generated tokens as a prefill.
+TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
+  Model model(folder(), 2);
+  const std::vector<Case> cases = LoadCases(folder());
+  const Case& tested = cases[5];  // 300 tokens
+  std::vector<int32_t> greedy;
+  const auto alone = model.Complete(tested.prompt, kMaxRows, 8, &greedy);
+
+  Model::Sequence donor = model.Start(tested.prompt, 0);
+  model.StepOne(&donor, 256);
+  Model::Sequence hit = model.Start(tested.prompt, 8);
+  std::copy_n(donor.blocks.begin(), 4, hit.blocks.begin());
+  hit.computed = 256;
+  EXPECT_TRUE(SameBits(model.StepOne(&hit, static_cast<int>(tested.prompt.size()) - 256), alone[0]));
+
+  std::vector<int32_t> resumed_tokens = tested.prompt;
+  resumed_tokens.insert(resumed_tokens.end(), greedy.begin(), greedy.begin() + 5);
+  Model::Sequence resumed = model.Start(resumed_tokens, 8);
+  model.StepOne(&resumed, 192);
+  EXPECT_TRUE(SameBits(model.StepOne(&resumed, static_cast<int>(resumed_tokens.size()) - 192), alone[5]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Llama, GoldenModelTest,
+                         testing::Values("llama", "llama-d64-g4", "llama-bias-headdim32"),
+                         [](const testing::TestParamInfo<const char*>& golden) {
+                           std::string name = golden.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace augur::engine

@@ -1,0 +1,141 @@
+// Sequences in a paged pool for tests: rows of qkv, shuffled block tables, and pages whose unwritten bytes
+// are NaN patterns.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/kernels/kernel_test_data.h"
+
+namespace augur::kernels {
+
+struct HeadShape {
+  int num_q_heads = 4;
+  int num_kv_heads = 2;
+  int head_dim = 16;
+  DType dtype = DType::kF32;
+  int num_layers = 2;
+  int layer = 1;
+
+  int row_floats() const { return (num_q_heads + 2 * num_kv_heads) * head_dim; }
+  int out_floats() const { return num_q_heads * head_dim; }
+};
+
+// A pool with room for `num_blocks`, every byte 0xff: a NaN in each of the three types.
+class PagedPool {
+ public:
+  PagedPool(const HeadShape& shape, int num_blocks) {
+    kv_.dtype = shape.dtype;
+    kv_.num_blocks = num_blocks;
+    kv_.num_layers = shape.num_layers;
+    kv_.num_kv_heads = shape.num_kv_heads;
+    kv_.head_dim = shape.head_dim;
+    bytes_.assign(kv_.block_bytes() * num_blocks, std::byte{0xff});
+    kv_.pool = bytes_.data();
+    free_.resize(num_blocks);
+    std::iota(free_.begin(), free_.end(), 0);
+    std::shuffle(free_.begin(), free_.end(), std::mt19937(7));
+  }
+
+  const PagedKv& kv() const { return kv_; }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+  std::vector<int32_t> TakeBlocks(int tokens) {
+    std::vector<int32_t> table;
+    for (int i = 0; i < (tokens + kBlockTokens - 1) / kBlockTokens; ++i) {
+      table.push_back(free_.back());
+      free_.pop_back();
+    }
+    return table;
+  }
+
+ private:
+  PagedKv kv_;
+  std::vector<std::byte> bytes_;
+  std::vector<int32_t> free_;
+};
+
+struct RopeTable {
+  RopeTable(int max_position, int head_dim) {
+    for (int p = 0; p < max_position; ++p) {
+      for (int i = 0; i < head_dim / 2; ++i) {
+        const double angle = p / std::pow(10000.0, 2.0 * i / head_dim);
+        cos.push_back(static_cast<float>(std::cos(angle)));
+        sin.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+  }
+  std::vector<float> cos, sin;
+};
+
+// Some rows of one sequence: its tokens [first_position, first_position + num_rows).
+struct Piece {
+  const std::vector<float>* qkv = nullptr;  // of the whole sequence, unrotated
+  const std::vector<int32_t>* blocks = nullptr;
+  int first_position = 0;
+  int num_rows = 0;
+};
+
+// One step over some pieces: RopeAppend, then PagedAttention. Outputs come piece after piece.
+inline std::vector<float> RunStep(Backend& backend, const HeadShape& shape, const PagedKv& kv,
+                                  const RopeTable& rope, const std::vector<Piece>& pieces) {
+  std::vector<float> qkv;
+  std::vector<Segment> segments;
+  int rows = 0;
+  for (const Piece& piece : pieces) {
+    const auto begin = piece.qkv->begin() + size_t(piece.first_position) * shape.row_floats();
+    qkv.insert(qkv.end(), begin, begin + size_t(piece.num_rows) * shape.row_floats());
+    // The kernel gets exactly the blocks that it may read: a sanitizer sees one too many.
+    segments.push_back({rows, piece.num_rows, piece.first_position, piece.blocks->data()});
+    rows += piece.num_rows;
+  }
+  RopeAppendParams append;
+  append.qkv = qkv.data();
+  append.segments = segments.data();
+  append.num_segments = static_cast<int>(segments.size());
+  append.rows = rows;
+  append.num_q_heads = shape.num_q_heads;
+  append.layer = shape.layer;
+  append.kv = kv;
+  append.cos = rope.cos.data();
+  append.sin = rope.sin.data();
+  backend.RopeAppend(append);
+
+  std::vector<float> out(size_t(rows) * shape.out_floats(), NAN);
+  PagedAttentionParams attend;
+  attend.q = qkv.data();
+  attend.out = out.data();
+  attend.segments = segments.data();
+  attend.num_segments = append.num_segments;
+  attend.rows = rows;
+  attend.q_stride = shape.row_floats();
+  attend.num_q_heads = shape.num_q_heads;
+  attend.layer = shape.layer;
+  attend.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  attend.kv = kv;
+  backend.PagedAttention(attend);
+  backend.Synchronize();
+  return out;
+}
+
+// A sequence fed in chunks of `chunk` tokens on a pool of its own.
+inline std::vector<float> RunChunked(Backend& backend, const HeadShape& shape, const RopeTable& rope,
+                                     const std::vector<float>& qkv, int chunk) {
+  const int tokens = static_cast<int>(qkv.size()) / shape.row_floats();
+  PagedPool pool(shape, (tokens + kBlockTokens - 1) / kBlockTokens + 3);
+  const std::vector<int32_t> blocks = pool.TakeBlocks(tokens);
+  std::vector<float> out;
+  for (int first = 0; first < tokens; first += chunk) {
+    const Piece piece{&qkv, &blocks, first, std::min(chunk, tokens - first)};
+    const std::vector<float> part = RunStep(backend, shape, pool.kv(), rope, {piece});
+    out.insert(out.end(), part.begin(), part.end());
+  }
+  return out;
+}
+
+}  // namespace augur::kernels
