@@ -30,14 +30,17 @@ Outcome OutcomeOf(FinishReason reason) {
 
 TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
     : stopping_(request.stopping), output_(request.output),
-      decoder_(tokenizer, request.output.skip_special_tokens), matcher_(request.stopping.stop),
-      decodes_(tokenizer != nullptr && request.output.text) {}
+      matcher_(request.stopping.stop) {
+  if (tokenizer != nullptr && request.output.text) {
+    decoder_.emplace(tokenizer, request.output.skip_special_tokens);
+  }
+}
 
 bool TextStream::Push(TokenId token, bool hidden, std::string* matched_stop) {
   ++pending_.num_tokens;
   if (output_.token_ids) pending_.token_ids.push_back(token);
-  if (hidden || !decodes_) return false;
-  return PushText(decoder_.Push(token), matched_stop);
+  if (hidden || !decoder_.has_value()) return false;
+  return PushText(decoder_->Push(token), matched_stop);
 }
 
 bool TextStream::PushText(std::string text, std::string* matched_stop) {
@@ -46,20 +49,22 @@ bool TextStream::PushText(std::string text, std::string* matched_stop) {
   pending_.text += result.text;
   if (!result.matched.has_value()) return false;
   *matched_stop = stopping_.stop[*result.matched];
+  over_ = true;
   return true;
 }
 
 void TextStream::Close() {
-  if (!decodes_) return;
+  over_ = true;
+  if (!decoder_.has_value()) return;
   std::string matched_stop;
   // A repaired tail (U+FFFD) can complete a stop string; the sequence is over either way.
-  if (!PushText(decoder_.Flush(), &matched_stop)) pending_.text += matcher_.Flush();
+  if (!PushText(decoder_->Flush(), &matched_stop)) pending_.text += matcher_.Flush();
 }
 
 bool TextStream::TakeChunk(TokenChunk* chunk) {
-  if (pending_.text.empty() && pending_.token_ids.empty() && (decodes_ || pending_.num_tokens == 0)) {
-    return false;
-  }
+  // A count without text waits for the text that it belongs to, if there may still be some.
+  const bool count_alone = pending_.num_tokens > 0 && (over_ || !decoder_.has_value());
+  if (pending_.text.empty() && pending_.token_ids.empty() && !count_alone) return false;
   *chunk = std::exchange(pending_, TokenChunk{});
   return true;
 }

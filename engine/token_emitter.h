@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -36,7 +37,8 @@ class TextStream {
   bool Push(TokenId token, bool hidden, std::string* matched_stop);
   // The sequence is over: what was held back becomes part of the pending chunk.
   void Close();
-  // The text, ids and count gathered since the last call. Empty while all of it is held back.
+  // The text, ids and count gathered since the last call; false while there is nothing to show. Over all chunks
+  // the counts add up to the tokens fed, those after the last text included once the stream is over.
   bool TakeChunk(TokenChunk* chunk);
 
  private:
@@ -44,18 +46,17 @@ class TextStream {
 
   const StoppingCriteria& stopping_;
   const OutputOptions& output_;
-  IncrementalDecoder decoder_;
+  std::optional<IncrementalDecoder> decoder_;  // none: ids only
   StopMatcher matcher_;
-  bool decodes_;
   TokenChunk pending_;
+  bool over_ = false;  // closed, or a stop string matched
 };
 
 class TokenEmitter final : public TokenOutput {
  public:
   static constexpr size_t kMaxQueuedEvents = 65536;
 
-  // `tokenizer` may be null. All outlive the emitter. on_stop is called when a stop string ended a request,
-  // after its stop_matched was set.
+  // `tokenizer` may be null. All outlive the emitter.
   TokenEmitter(const Tokenizer* tokenizer, EngineStats* stats, const memory::Clock* clock);
   // Delivers what is queued, then joins.
   ~TokenEmitter() override;

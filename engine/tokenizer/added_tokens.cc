@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "engine/tokenizer/utf8.h"
-#include "kernels/check.h"
 
 namespace augur::engine {
 namespace {
@@ -14,14 +13,7 @@ namespace {
 constexpr size_t kMaxContentBytes = 4096;
 
 // Rust's \w: Alphabetic, marks, decimal digits, connectors and the two joiners.
-constexpr std::string_view kWordCharacter =
-    R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])";
-
-Regex CompileOwn(std::string_view pattern) {
-  absl::StatusOr<Regex> regex = Regex::Compile(pattern);
-  AUGUR_CHECK(regex.ok());
-  return *std::move(regex);
-}
+constexpr std::string_view kWordCharacter = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])";
 
 // Where the last character of text[0, end) begins; end > 0.
 size_t CharacterBefore(std::string_view text, size_t end) {
@@ -94,15 +86,14 @@ int64_t AddedTokens::Finder::LongestAt(std::string_view text, size_t at, size_t*
 
 absl::StatusOr<AddedTokens> AddedTokens::Create(std::vector<AddedToken> tokens,
                                                 const Normalizer& normalizer) {
-  AddedTokens added(std::move(tokens), CompileOwn(kWordCharacter));
+  AddedTokens added(std::move(tokens), Regex::CompileOwn(kWordCharacter));
   for (size_t i = 0; i < added.tokens_.size(); ++i) {
     const AddedToken& token = added.tokens_[i];
-    const std::string content =
-        token.normalized ? normalizer.Apply(token.content) : token.content;
+    const std::string content = token.normalized ? normalizer.Apply(token.content) : token.content;
     if (content.empty() || content.size() > kMaxContentBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("added_tokens[", i, "].content: expected 1 to ",
-                                                     kMaxContentBytes, " bytes, found ",
-                                                     content.size()));
+      return absl::InvalidArgumentError(absl::StrCat("added_tokens[", i,
+                                                     "].content: expected 1 to ", kMaxContentBytes,
+                                                     " bytes, found ", content.size()));
     }
     (token.normalized ? added.normalized_ : added.raw_).Add(content, i);
   }
@@ -133,7 +124,8 @@ std::vector<AddedTokenSplit> AddedTokens::Split(std::string_view text, Pass pass
       ++at;
       continue;
     }
-    // What a match covers is not searched again, even where the match does not count (as in Hugging Face).
+    // What a match covers is not searched again, even where the match does not count (as in Hugging
+    // Face).
     TextSpan match = {at, at + length};
     at += length;
     const AddedToken& token = tokens_[static_cast<size_t>(found)];

@@ -1,5 +1,6 @@
-// Added and special tokens: strings that stand for one id wherever they are spelled out, found in the text before
-// anything else looks at it. Of several that begin at one place the longest counts, as in Hugging Face.
+// Added and special tokens: strings that stand for one id wherever they are spelled out, found in
+// the text before anything else looks at it. Of several that begin at one place the longest counts,
+// as in Hugging Face.
 //
 // Thread: immutable once built. Failure: Create names the token that is wrong.
 // Cost of Split: O(bytes x longest token).
@@ -37,15 +38,12 @@ struct AddedTokenSplit {
 
 class AddedTokens {
  public:
-  static absl::StatusOr<AddedTokens> Create(std::vector<AddedToken> tokens, const Normalizer& normalizer);
+  static absl::StatusOr<AddedTokens> Create(std::vector<AddedToken> tokens,
+                                            const Normalizer& normalizer);
 
   enum class Pass { kRawText, kNormalizedText };
   // parse_special false: special tokens are text. Both passes see the whole of what they are given.
   std::vector<AddedTokenSplit> Split(std::string_view text, Pass pass, bool parse_special) const;
-  // Whether a pass can find anything at all.
-  bool any_normalized() const { return normalized_.any(); }
-
-  const std::vector<AddedToken>& tokens() const { return tokens_; }
 
  private:
   // A trie over the tokens of one pass.
@@ -58,9 +56,9 @@ class AddedTokens {
     int64_t LongestAt(std::string_view text, size_t at, size_t* length) const;
 
    private:
-    std::vector<int64_t> nodes_;                     // the token that ends here, -1: none
-    std::unordered_map<uint64_t, uint32_t> edges_;   // (node, byte) -> node
-    std::array<bool, 256> begins_{};                 // bytes that some token begins with
+    std::vector<int64_t> nodes_;                    // the token that ends here, -1: none
+    std::unordered_map<uint64_t, uint32_t> edges_;  // (node, byte) -> node
+    std::array<bool, 256> begins_{};                // bytes that some token begins with
   };
 
   AddedTokens(std::vector<AddedToken> tokens, Regex word_character);

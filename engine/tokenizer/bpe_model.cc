@@ -57,8 +57,10 @@ absl::StatusOr<BpeModel> BpeModel::Create(
     for (const auto& [entry, text] : {std::pair(left_entry, left), std::pair(right_entry, right),
                                       std::pair(result, left + right)}) {
       if (entry == vocabulary.end()) {
-        return absl::InvalidArgumentError(absl::StrCat("model.merges[", rank, "]: expected tokens of model.vocab"
-                                                       ", found \"", text, "\""));
+        return absl::InvalidArgumentError(absl::StrCat("model.merges[", rank,
+                                                       "]: expected tokens of model.vocab"
+                                                       ", found \"",
+                                                       text, "\""));
       }
     }
     table.Insert(left_entry->second, right_entry->second,
@@ -113,7 +115,8 @@ bool BpeModel::AppendByteTokens(std::string_view character, Scratch* scratch) co
 
 void BpeModel::SplitIntoSymbols(std::string_view piece, Scratch* scratch) const {
   scratch->symbols.clear();
-  // An unknown token is held back until the next known character: byte tokens overtake it, as in Hugging Face.
+  // An unknown token is held back until the next known character: byte tokens overtake it, as in
+  // Hugging Face.
   bool unknown_pending = false;
   for (size_t at = 0; at < piece.size();) {
     const Utf8Step step = StepUtf8(piece.substr(at));

@@ -1,9 +1,10 @@
-// Byte-pair encoding: a piece of text becomes vocabulary entries by joining neighbours in the order of their
-// merge rank. The text is what the pre-tokenizer made of it (for byte-level pipelines, printable characters).
+// Byte-pair encoding: a piece of text becomes vocabulary entries by joining neighbours in the order
+// of their merge rank. The text is what the pre-tokenizer made of it (for byte-level pipelines,
+// printable characters).
 //
 // Thread: immutable once built. Ownership: owns vocabulary and merges.
-// Failure: Create names the entry that is wrong; Encode cannot fail: characters that the vocabulary lacks
-// become byte tokens, then the unknown token, then nothing, as far as the model has them.
+// Failure: Create names the entry that is wrong; Encode cannot fail: characters that the vocabulary
+// lacks become byte tokens, then the unknown token, then nothing, as far as the model has them.
 // Cost: O(n log n) in the length of the piece, no recursion.
 #pragma once
 
@@ -80,9 +81,6 @@ class BpeModel {
 
   // Appends the ids of one piece (valid UTF-8).
   void Encode(std::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const;
-
-  const Vocabulary& vocabulary() const { return vocabulary_; }
-  bool byte_fallback() const { return options_.byte_fallback; }
 
  private:
   BpeModel(Vocabulary vocabulary, MergeTable merges, BpeOptions options);

@@ -1,6 +1,7 @@
 #include "engine/tokenizer/byte_level.h"
 
 #include <array>
+#include <cstdint>
 
 #include "engine/tokenizer/utf8.h"
 

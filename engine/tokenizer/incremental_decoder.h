@@ -1,6 +1,6 @@
-// Token ids to text one at a time: what it has returned is always valid UTF-8 and never changes, and all of it
-// put together equals Tokenizer::Decode of all ids. Bytes of a character that is not complete yet are held
-// back; Flush turns what is left into U+FFFD as one-shot decoding does.
+// Token ids to text one at a time: what it has returned is always valid UTF-8 and never changes,
+// and all of it put together equals Tokenizer::Decode of all ids. Bytes of a character that is not
+// complete yet are held back; Flush turns what is left into U+FFFD as one-shot decoding does.
 //
 // Thread: one owner. Cost: O(bytes of the token), independent of how much came before.
 #pragma once

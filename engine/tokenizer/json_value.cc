@@ -4,9 +4,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -165,8 +164,8 @@ absl::StatusOr<std::unique_ptr<nlohmann::json>> ReadJsonFile(const std::string& 
   absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok()) return text.status();
   if (const int depth = DepthOf(*text); depth > kMaxDepth) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": expected JSON nested at most ", kMaxDepth,
-                                                   " deep, found ", depth));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected JSON nested at most ", kMaxDepth, " deep, found ", depth));
   }
   auto document = std::make_unique<nlohmann::json>(nlohmann::json::parse(*text, nullptr, false));
   if (document->is_discarded()) {

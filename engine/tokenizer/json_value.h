@@ -1,5 +1,6 @@
-// Reading a JSON document with an error that names file, key, what was expected and what was found. The first
-// error is kept and everything read after it is empty, so that a reader checks once, at its end.
+// Reading a JSON document with an error that names file, key, what was expected and what was found.
+// The first error is kept and everything read after it is empty, so that a reader checks once, at
+// its end.
 //
 // Thread: one owner. Ownership: views; document and errors outlive them.
 // Failure: recorded in JsonErrors, never thrown.
@@ -8,11 +9,10 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "absl/status/statusor.h"
 

@@ -30,9 +30,9 @@ class UnicodeStep : public NormalizerStep {
     std::vector<utf8proc_int32_t> points = Decompose(text);
     OrderMarks(&points);
     if (form_ == UnicodeForm::kNfc || form_ == UnicodeForm::kNfkc) {
-      const utf8proc_ssize_t kept =
-          utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-                                   static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+      const utf8proc_ssize_t kept = utf8proc_normalize_utf32(
+          points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+          static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
       AUGUR_CHECK(kept >= 0);
       points.resize(static_cast<size_t>(kept));
     }
@@ -46,8 +46,8 @@ class UnicodeStep : public NormalizerStep {
   std::vector<utf8proc_int32_t> Decompose(std::string_view text) const {
     constexpr utf8proc_ssize_t kLongest = 32;  // U+FDFA decomposes to 18
     const bool compatibility = form_ == UnicodeForm::kNfkc || form_ == UnicodeForm::kNfkd;
-    const auto options = static_cast<utf8proc_option_t>(
-        UTF8PROC_DECOMPOSE | UTF8PROC_STABLE | (compatibility ? UTF8PROC_COMPAT : 0));
+    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE |
+                                                        (compatibility ? UTF8PROC_COMPAT : 0));
     std::vector<utf8proc_int32_t> points;
     points.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
@@ -55,8 +55,9 @@ class UnicodeStep : public NormalizerStep {
       at += step.length;
       utf8proc_int32_t parts[kLongest];
       int last_boundclass = 0;
-      const utf8proc_ssize_t count = utf8proc_decompose_char(
-          static_cast<utf8proc_int32_t>(step.code_point), parts, kLongest, options, &last_boundclass);
+      const utf8proc_ssize_t count =
+          utf8proc_decompose_char(static_cast<utf8proc_int32_t>(step.code_point), parts, kLongest,
+                                  options, &last_boundclass);
       AUGUR_CHECK(count >= 0 && count <= kLongest);
       points.insert(points.end(), parts, parts + count);
     }

@@ -13,7 +13,8 @@ PipelineTokenizer::PipelineTokenizer(TokenizerParts parts) : parts_(std::move(pa
 
 std::vector<TokenId> PipelineTokenizer::Encode(std::string_view text,
                                                const EncodeOptions& options) const {
-  // The caller promises UTF-8; the regular expression engine relies on it, so a broken promise is repaired.
+  // The caller promises UTF-8; the regular expression engine relies on it, so a broken promise is
+  // repaired.
   std::string repaired;
   if (!IsValidUtf8(text)) {
     AppendRepairedUtf8(text, false, &repaired);
@@ -40,8 +41,8 @@ void PipelineTokenizer::EncodeRawText(std::string_view text, const EncodeOptions
     normalized = parts_.normalizer.Apply(text);
     text = normalized;
   }
-  for (const AddedTokenSplit& split : parts_.added_tokens.Split(
-           text, AddedTokens::Pass::kNormalizedText, options.parse_special)) {
+  for (const AddedTokenSplit& split :
+       parts_.added_tokens.Split(text, AddedTokens::Pass::kNormalizedText, options.parse_special)) {
     if (split.id >= 0) {
       ids->push_back(split.id);
     } else {

@@ -1,5 +1,6 @@
-// The pipeline of a Hugging Face tokenizer: added tokens, normalizer, pre-tokenizer, model, post-processor, and
-// the way back. Each stage is a part of its own; this class only runs them in order.
+// The pipeline of a Hugging Face tokenizer: added tokens, normalizer, pre-tokenizer, model,
+// post-processor, and the way back. Each stage is a part of its own; this class only runs them in
+// order.
 //
 // Thread: immutable. Ownership: owns all parts. Failure: none once built.
 #pragma once

@@ -1,4 +1,5 @@
-// What is put around the ids of a text (begin token and the like): a list of templates, applied in order.
+// What is put around the ids of a text (begin token and the like): a list of templates, applied in
+// order.
 //
 // Thread: immutable once built. Failure: none.
 #pragma once
@@ -9,8 +10,8 @@
 
 namespace augur::engine {
 
-// TemplateProcessing for a single sequence: the ids before and after it. A template that has the sequence more
-// than once or not at all is refused when the file is read.
+// TemplateProcessing for a single sequence: the ids before and after it. A template that has the
+// sequence more than once or not at all is refused when the file is read.
 struct SequenceTemplate {
   std::vector<TokenId> before;
   std::vector<TokenId> after;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "engine/tokenizer/byte_level.h"
-#include "kernels/check.h"
 
 namespace augur::engine {
 namespace {
@@ -12,12 +11,6 @@ namespace {
 // Hugging Face's ByteLevel pattern, from GPT-2.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-Regex CompileOwn(std::string_view pattern) {
-  absl::StatusOr<Regex> regex = Regex::Compile(pattern);
-  AUGUR_CHECK(regex.ok());
-  return *std::move(regex);
-}
 
 // The whole piece as stretches that match and stretches between them.
 struct Stretch {
@@ -97,7 +90,7 @@ class ByteLevelStep : public PreTokenizerStep {
   ByteLevelStep(bool add_prefix_space, bool use_regex)
       : add_prefix_space_(add_prefix_space),
         use_regex_(use_regex),
-        regex_(CompileOwn(kGpt2Pattern)) {}
+        regex_(Regex::CompileOwn(kGpt2Pattern)) {}
 
   void Apply(std::string_view piece, PieceList* out) const override {
     std::string prefixed;
@@ -134,7 +127,7 @@ void PieceList::Append(std::string_view piece) {
 }
 
 std::unique_ptr<PreTokenizerStep> MakeDigitsStep(bool individual_digits) {
-  return MakeSplitStep(CompileOwn("\\p{N}"),
+  return MakeSplitStep(Regex::CompileOwn("\\p{N}"),
                        individual_digits ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
                        false);
 }

@@ -1,8 +1,9 @@
-// Cuts text into the pieces that the model encodes one by one: a list of steps, each of which cuts the pieces of
-// the step before it further and may rewrite them. A new kind of step is one more PreTokenizerStep.
+// Cuts text into the pieces that the model encodes one by one: a list of steps, each of which cuts
+// the pieces of the step before it further and may rewrite them. A new kind of step is one more
+// PreTokenizerStep.
 //
-// Thread: immutable once built. Failure: none at run time; a regular expression that gives up leaves the rest
-// of its piece uncut.
+// Thread: immutable once built. Failure: none at run time; a regular expression that gives up
+// leaves the rest of its piece uncut.
 #pragma once
 
 #include <memory>
@@ -47,8 +48,8 @@ std::unique_ptr<PreTokenizerStep> MakeDigitsStep(bool individual_digits);
 // invert: what the pattern does not match counts as the match.
 std::unique_ptr<PreTokenizerStep> MakeSplitStep(Regex regex, SplitBehavior behavior, bool invert);
 
-// Spells bytes as GPT-2's characters; with use_regex cuts by GPT-2's pattern before, with add_prefix_space puts
-// a space in front of every piece that lacks one.
+// Spells bytes as GPT-2's characters; with use_regex cuts by GPT-2's pattern before, with
+// add_prefix_space puts a space in front of every piece that lacks one.
 std::unique_ptr<PreTokenizerStep> MakeByteLevelStep(bool add_prefix_space, bool use_regex);
 
 class PreTokenizer {

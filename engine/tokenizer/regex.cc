@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "engine/tokenizer/utf8.h"
+#include "kernels/check.h"
 
 namespace augur::engine {
 namespace {
@@ -29,7 +30,8 @@ struct MatchContextDeleter {
   void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
 };
 
-// What one thread needs to match; a text is cut into pieces of a few bytes, each with its own FindAll.
+// What one thread needs to match; a text is cut into pieces of a few bytes, each with its own
+// FindAll.
 struct Workspace {
   std::unique_ptr<pcre2_match_data, MatchDataDeleter> data{pcre2_match_data_create(1, nullptr)};
   std::unique_ptr<pcre2_match_context, MatchContextDeleter> limits{
@@ -72,8 +74,9 @@ absl::StatusOr<Regex> Regex::Compile(std::string_view pattern) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto program = std::make_unique<Program>();
-  program->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(),
-                                PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, context.get());
+  program->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, context.get());
   if (program->code == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected a regular expression, found \"", std::string(pattern), "\" (",
@@ -82,6 +85,12 @@ absl::StatusOr<Regex> Regex::Compile(std::string_view pattern) {
   // Without a JIT the interpreter runs, slower and the same.
   pcre2_jit_compile(program->code, PCRE2_JIT_COMPLETE);
   return Regex(std::move(program));
+}
+
+Regex Regex::CompileOwn(std::string_view pattern) {
+  absl::StatusOr<Regex> regex = Compile(pattern);
+  AUGUR_CHECK(regex.ok());
+  return *std::move(regex);
 }
 
 Regex::Matches Regex::FindAll(std::string_view text) const {

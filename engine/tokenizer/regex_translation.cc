@@ -8,7 +8,8 @@
 namespace augur::engine {
 namespace {
 
-// PCRE2's own \s has U+180E, its \w lacks marks and connectors; Oniguruma follows Unicode's definitions.
+// PCRE2's own \s has U+180E, its \w lacks marks and connectors; Oniguruma follows Unicode's
+// definitions.
 constexpr std::string_view kSpace = "\\p{White_Space}";
 constexpr std::string_view kNotSpace = "\\P{White_Space}";
 constexpr std::string_view kWordMembers = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
@@ -87,8 +88,8 @@ class Translation {
     Copy(2);
   }
 
-  // \p{L}, \p{^Lu}, \p{Han}: general categories pass, longer names are scripts, matched by Script as Oniguruma
-  // does (PCRE2 would take Script_Extensions).
+  // \p{L}, \p{^Lu}, \p{Han}: general categories pass, longer names are scripts, matched by Script
+  // as Oniguruma does (PCRE2 would take Script_Extensions).
   void Property() {
     const size_t close = in_.find('}', at_);
     if (in_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos) {
@@ -122,7 +123,8 @@ class Translation {
     if (braces ? (digits == 0 || in_.substr(end, 1) != "}") : digits != 2) {
       return Refuse(in_.substr(at_, end - at_));
     }
-    if (!braces && in_[digits_begin] >= '8') return Refuse(in_.substr(at_, 4));  // a raw byte in Oniguruma
+    if (!braces && in_[digits_begin] >= '8')
+      return Refuse(in_.substr(at_, 4));  // a raw byte in Oniguruma
     Copy(end - at_ + (braces ? 1 : 0));
   }
 

@@ -1,8 +1,8 @@
 // Text to token ids and back, exactly as a Hugging Face tokenizer.json says.
 //
 // Thread: immutable once loaded; every method may be called from any thread.
-// Failure: loading gives a status naming file, key, expected and found; Encode and Decode cannot fail (ids
-// outside the vocabulary are the caller's to check with vocab_size(); Decode skips them).
+// Failure: loading gives a status naming file, key, expected and found; Encode and Decode cannot
+// fail (ids outside the vocabulary are the caller's to check with vocab_size(); Decode skips them).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,10 @@ namespace augur::engine {
 using TokenId = int32_t;
 
 struct EncodeOptions {
-  bool add_special_tokens = true;  // run the post-processor (begin token and the like)
-  bool parse_special = true;       // special tokens spelled out in the text become their ids; false: plain text
+  // Run the post-processor (begin token and the like).
+  bool add_special_tokens = true;
+  // Special tokens spelled out in the text become their ids; false: they are plain text.
+  bool parse_special = true;
 };
 
 class Tokenizer {
@@ -27,13 +29,15 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // text is valid UTF-8. Time grows linearly with its length (up to a log factor).
-  virtual std::vector<TokenId> Encode(std::string_view text, const EncodeOptions& options) const = 0;
+  virtual std::vector<TokenId> Encode(std::string_view text,
+                                      const EncodeOptions& options) const = 0;
 
   // One-shot decoding with the tokenizer's decoder; incomplete or invalid UTF-8 becomes U+FFFD.
   virtual std::string Decode(const std::vector<TokenId>& ids, bool skip_special_tokens) const = 0;
 
-  // The raw bytes that `id` contributes to the text (before any UTF-8 repair), the token's own spelling for
-  // an added token; empty for ids that the vocabulary lacks. What IncrementalDecoder builds on.
+  // The raw bytes that `id` contributes to the text (before any UTF-8 repair), the token's own
+  // spelling for an added token; empty for ids that the vocabulary lacks. What IncrementalDecoder
+  // builds on.
   virtual std::string TokenBytes(TokenId id) const = 0;
   virtual bool IsSpecial(TokenId id) const = 0;
 

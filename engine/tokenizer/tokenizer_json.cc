@@ -1,13 +1,12 @@
-// tokenizer.json to a PipelineTokenizer: one Read function a section. A section, step or key that is not known
-// here is an error by name: what it would change is not known either.
+// tokenizer.json to a PipelineTokenizer: one Read function a section. A section, step or key that
+// is not known here is an error by name: what it would change is not known either.
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "engine/tokenizer/byte_level.h"
@@ -21,8 +20,8 @@ namespace {
 constexpr TokenId kMaxTokenId = (1 << 22) - 1;  // tables are indexed by id
 constexpr size_t kMaxSteps = 64;
 
-// Calls `read` with every step of a section: none for null, the elements of a Sequence (named `elements`), or
-// the section itself. A Sequence in a Sequence is flattened.
+// Calls `read` with every step of a section: none for null, the elements of a Sequence (named
+// `elements`), or the section itself. A Sequence in a Sequence is flattened.
 template <typename ReadStep>
 void ForEachStep(const JsonValue& section, const char* elements, const ReadStep& read) {
   if (section.absent_or_null()) return;
@@ -114,7 +113,8 @@ PreTokenizer TokenizerJson::ReadPreTokenizer() {
       steps.push_back(MakeDigitsStep(step["individual_digits"].Bool()));
     } else if (type == "ByteLevel") {
       step.AllowMembers({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-      steps.push_back(MakeByteLevelStep(step["add_prefix_space"].Bool(), step["use_regex"].BoolOr(true)));
+      steps.push_back(
+          MakeByteLevelStep(step["add_prefix_space"].Bool(), step["use_regex"].BoolOr(true)));
     } else if (type == "Split") {
       if (auto split = ReadSplitStep(step)) steps.push_back(std::move(split));
     } else {
@@ -142,13 +142,15 @@ std::unique_ptr<PreTokenizerStep> TokenizerJson::ReadSplitStep(const JsonValue& 
   const bool invert = step["invert"].BoolOr(false);
   const auto behavior = kBehaviors.find(step["behavior"].String());
   if (behavior == kBehaviors.end()) {
-    step["behavior"].Unsupported("Removed, Isolated, Contiguous, MergedWithPrevious, MergedWithNext");
+    step["behavior"].Unsupported(
+        "Removed, Isolated, Contiguous, MergedWithPrevious, MergedWithNext");
   }
   if (!errors_->ok()) return nullptr;
   absl::StatusOr<Regex> regex = Regex::Compile(expression);
   if (!regex.ok()) {
     const std::string message = absl::StrCat(source.key(), ": ", regex.status().message());
-    absl::IsUnimplemented(regex.status()) ? errors_->Unsupported(message) : errors_->Invalid(message);
+    absl::IsUnimplemented(regex.status()) ? errors_->Unsupported(message)
+                                          : errors_->Invalid(message);
     return nullptr;
   }
   return MakeSplitStep(*std::move(regex), behavior->second, invert);
@@ -171,7 +173,8 @@ BpeModel::Vocabulary TokenizerJson::ReadVocabulary(const JsonValue& vocab) {
   if (object->empty()) vocab.Expected("at least one token");
   vocabulary.reserve(object->size());
   for (const auto& member : object->items()) {
-    const JsonValue entry(&member.value(), absl::StrCat(vocab.key(), "[\"", member.key(), "\"]"), errors_);
+    const JsonValue entry(&member.value(), absl::StrCat(vocab.key(), "[\"", member.key(), "\"]"),
+                          errors_);
     const TokenId id = static_cast<TokenId>(entry.Int(0, kMaxTokenId));
     if (!errors_->ok()) break;
     if (static_cast<size_t>(id) < taken_.size() && taken_[static_cast<size_t>(id)]) {
@@ -185,7 +188,8 @@ BpeModel::Vocabulary TokenizerJson::ReadVocabulary(const JsonValue& vocab) {
   return vocabulary;
 }
 
-std::vector<std::pair<std::string, std::string>> TokenizerJson::ReadMerges(const JsonValue& merges) {
+std::vector<std::pair<std::string, std::string>> TokenizerJson::ReadMerges(
+    const JsonValue& merges) {
   std::vector<std::pair<std::string, std::string>> pairs;
   const nlohmann::json* array = merges.Array();
   if (array == nullptr) return pairs;
@@ -199,8 +203,10 @@ std::vector<std::pair<std::string, std::string>> TokenizerJson::ReadMerges(const
         pairs.emplace_back(text.substr(0, space), text.substr(space + 1));
         continue;
       }
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-      pairs.emplace_back(merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>());
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
+      pairs.emplace_back(merge[0].get_ref<const std::string&>(),
+                         merge[1].get_ref<const std::string&>());
       continue;
     }
     merges.Element(i).Expected("two tokens, as \"a b\" or [\"a\", \"b\"]");
@@ -251,7 +257,8 @@ std::vector<AddedToken> TokenizerJson::ReadAddedTokens() {
   const size_t size = list.ArraySize();
   for (size_t i = 0; i < size && errors_->ok(); ++i) {
     const JsonValue entry = list.Element(i);
-    entry.AllowMembers({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+    entry.AllowMembers(
+        {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     AddedToken token;
     token.id = static_cast<TokenId>(entry["id"].Int(0, kMaxTokenId));
     token.content = entry["content"].String();
@@ -260,7 +267,8 @@ std::vector<AddedToken> TokenizerJson::ReadAddedTokens() {
     token.rstrip = entry["rstrip"].BoolOr(false);
     token.special = entry["special"].BoolOr(false);
     token.normalized = entry["normalized"].BoolOr(!token.special);
-    if (!contents.insert(token.content).second) entry["content"].Expected("a token not listed before");
+    if (!contents.insert(token.content).second)
+      entry["content"].Expected("a token not listed before");
     PlaceAddedToken(entry, token);
     tokens.push_back(std::move(token));
   }
@@ -359,16 +367,16 @@ std::unique_ptr<Tokenizer> TokenizerJson::Build() {
   std::vector<std::string> token_bytes;
   token_bytes.reserve(spellings_.size());
   for (const std::string& spelling : spellings_) token_bytes.push_back(BytesOfByteLevel(spelling));
-  return std::make_unique<PipelineTokenizer>(
-      TokenizerParts{std::move(normalizer), *std::move(added_tokens), std::move(pre_tokenizer),
-                     *std::move(model), std::move(post_processor), std::move(token_bytes),
-                     std::move(special)});
+  return std::make_unique<PipelineTokenizer>(TokenizerParts{
+      std::move(normalizer), *std::move(added_tokens), std::move(pre_tokenizer), *std::move(model),
+      std::move(post_processor), std::move(token_bytes), std::move(special)});
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& tokenizer_json_path) {
-  const absl::StatusOr<std::unique_ptr<nlohmann::json>> document = ReadJsonFile(tokenizer_json_path);
+  const absl::StatusOr<std::unique_ptr<nlohmann::json>> document =
+      ReadJsonFile(tokenizer_json_path);
   if (!document.ok()) return document.status();
   JsonErrors errors(tokenizer_json_path);
   std::unique_ptr<Tokenizer> tokenizer = TokenizerJson(document->get(), &errors).Build();

@@ -5,8 +5,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// What a lead byte asks for: the number of continuation bytes and the range of the first of them (the range
-// rules out overlong forms, surrogates and everything above U+10FFFF).
+// What a lead byte asks for: the number of continuation bytes and the range of the first of them
+// (the range rules out overlong forms, surrogates and everything above U+10FFFF).
 struct Lead {
   int continuations;  // -1: no lead byte
   uint8_t first_low;

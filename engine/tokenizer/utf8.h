@@ -29,9 +29,9 @@ bool IsValidUtf8(std::string_view bytes);
 
 void AppendUtf8(char32_t code_point, std::string* out);
 
-// Appends `bytes` to `out` with every maximal invalid part replaced by one U+FFFD, exactly as Rust's
-// String::from_utf8_lossy, and returns how many bytes were used: all, or all but an incomplete character at
-// the end (at most 3 bytes) where `more_may_follow`.
+// Appends `bytes` to `out` with every maximal invalid part replaced by one U+FFFD, exactly as
+// Rust's String::from_utf8_lossy, and returns how many bytes were used: all, or all but an
+// incomplete character at the end (at most 3 bytes) where `more_may_follow`.
 size_t AppendRepairedUtf8(std::string_view bytes, bool more_may_follow, std::string* out);
 
 }  // namespace augur::engine

@@ -28,7 +28,6 @@ struct CompleteOptions {
   std::string model;
   std::string request_id;
   std::string cache_salt;
-  int32_t priority = 0;
   bool bypass_prefix_cache = false;
   bool no_special_tokens = false;
   bool no_parse_special = false;
@@ -63,7 +62,6 @@ void AddPromptOptions(CLI::App* command, CompleteOptions* options) {
   command->add_option("--request-id", options->request_id, "Label for the daemon's log")->type_name("ID");
   command->add_option("--cache-salt", options->cache_salt, "Share cached prefixes only with the same salt")
       ->type_name("TEXT");
-  command->add_option("--priority", options->priority, "Higher goes first")->type_name("N");
   command->add_flag("--no-prefix-cache", options->bypass_prefix_cache, "Compute the whole prompt");
   command->add_flag("--no-special-tokens", options->no_special_tokens, "Add no begin token");
   command->add_flag("--no-parse-special", options->no_parse_special,
@@ -108,7 +106,6 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   request.set_request_id(options.request_id);
   request.set_model(options.model);
   request.set_text(std::move(prompt));
-  request.set_priority(options.priority);
   request.set_cache_salt(options.cache_salt);
   request.set_bypass_prefix_cache(options.bypass_prefix_cache);
   if (options.no_special_tokens) request.set_add_special_tokens(false);

@@ -1,0 +1,358 @@
+// The threaded engine around a model without mathematics: admission, order of events, queue limits, deadlines,
+// cancels, slow readers, drain, and that nothing is left behind.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/recording_runner.h"
+
+namespace augur::engine {
+namespace {
+
+using tests::RecordingRunner;
+
+class RecordingSink final : public ResponseSink {
+ public:
+  void OnAccepted(uint32_t cached_tokens) override { accepted_cached = cached_tokens; }
+  void OnProgress(const PrefillProgress& progress) override {
+    EXPECT_FALSE(ended());
+    const std::lock_guard<std::mutex> lock(mutex);
+    progress_seen.push_back(progress);
+  }
+  void OnChunk(TokenChunk chunk) override {
+    EXPECT_FALSE(ended());
+    const std::lock_guard<std::mutex> lock(mutex);
+    ids.insert(ids.end(), chunk.token_ids.begin(), chunk.token_ids.end());
+    num_tokens += chunk.num_tokens;
+    first_chunk.count_down_once();
+  }
+  void OnFinished(const Completion& done) override {
+    EXPECT_FALSE(ended());
+    completion = done;
+    end.set_value(absl::OkStatus());
+    first_chunk.count_down_once();
+  }
+  void OnError(const absl::Status& status) override {
+    EXPECT_FALSE(ended());
+    end.set_value(status);
+    first_chunk.count_down_once();
+  }
+  absl::Status Wait() { return end_future.get(); }
+  void WaitForFirstChunk() { first_chunk.future.get(); }
+
+  std::mutex mutex;
+  uint32_t accepted_cached = 0;
+  std::vector<PrefillProgress> progress_seen;
+  std::vector<TokenId> ids;
+  uint32_t num_tokens = 0;
+  Completion completion;
+
+ private:
+  struct Once {
+    std::promise<void> promise;
+    std::future<void> future = promise.get_future();
+    std::once_flag flag;
+    void count_down_once() {
+      std::call_once(flag, [this] { promise.set_value(); });
+    }
+  };
+  bool ended() { return end_future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+
+  Once first_chunk;
+  std::promise<absl::Status> end;
+  std::shared_future<absl::Status> end_future = end.get_future().share();
+};
+
+EngineOptions SmallOptions() {
+  EngineOptions options;
+  options.max_context = 2048;
+  options.num_blocks = 40;
+  options.max_batch = 4;
+  options.max_batched_tokens = 256;
+  options.max_queued_requests = 8;
+  options.max_queued_tokens = 4000;
+  return options;
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  void Start(const EngineOptions& options) {
+    auto runner = std::make_unique<RecordingRunner>(options.num_blocks, nullptr, 0);
+    engine_ = std::make_unique<Engine>(options, std::vector<TokenId>{1}, std::move(runner), nullptr, &clock_);
+  }
+
+  std::shared_ptr<Request> Make(int prompt_tokens, uint32_t max_tokens, int first = 2) {
+    auto request = std::make_shared<Request>();
+    for (int i = 0; i < prompt_tokens; ++i) request->prompt.push_back(first + i % 500);
+    request->stopping.max_tokens = max_tokens;
+    request->stopping.ignore_eos = true;
+    request->output.token_ids = true;
+    request->output.progress = true;
+    request->arrival_ns = clock_.NowNs();
+    request->sink = std::make_shared<RecordingSink>();
+    return request;
+  }
+
+  static RecordingSink& SinkOf(const Request& request) { return static_cast<RecordingSink&>(*request.sink); }
+
+  static std::vector<TokenId> Reference(const Request& request, uint32_t count) {
+    std::vector<TokenId> tokens = request.prompt;
+    for (uint32_t i = 0; i < count; ++i) {
+      tokens.push_back(RecordingRunner::ReferenceToken(request.sampling.seed, tokens));
+    }
+    return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
+  }
+
+  void ExpectNothingHeld() {
+    EXPECT_TRUE(engine_->idle());
+    EXPECT_EQ(engine_->stats().running.load(), 0);
+    EXPECT_EQ(engine_->stats().waiting.load(), 0);
+    EXPECT_EQ(engine_->stats().blocks_held.load(), 0);
+  }
+
+  memory::SteadyClock clock_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, OneRequestGetsItsTokensProgressAndNumbers) {
+  Start(SmallOptions());
+  auto request = Make(600, 10);
+  ASSERT_TRUE(engine_->Submit(request).ok());
+  RecordingSink& sink = SinkOf(*request);
+  ASSERT_TRUE(sink.Wait().ok());
+  EXPECT_EQ(sink.ids, Reference(*request, 10));
+  EXPECT_EQ(sink.num_tokens, 10u);
+  ASSERT_GE(sink.progress_seen.size(), 3u);
+  EXPECT_EQ(sink.progress_seen.front().processed_tokens, 256u);
+  EXPECT_EQ(sink.progress_seen.back().processed_tokens, 600u);
+  EXPECT_EQ(sink.completion.reason, FinishReason::kLength);
+  EXPECT_EQ(sink.completion.prompt_tokens, 600u);
+  EXPECT_EQ(sink.completion.completion_tokens, 10u);
+  EXPECT_LE(sink.completion.times.arrival_ns, sink.completion.times.admitted_ns);
+  EXPECT_LE(sink.completion.times.admitted_ns, sink.completion.times.first_token_ns);
+  EXPECT_LE(sink.completion.times.first_token_ns, sink.completion.times.finished_ns);
+}
+
+TEST_F(EngineTest, StopIdsAndMinTokens) {
+  Start(SmallOptions());
+  auto plain = Make(5, 20);
+  const std::vector<TokenId> expected = Reference(*plain, 20);
+  auto stopped = Make(5, 20);
+  stopped->stopping.stop_token_ids = {expected[3]};
+  auto late = Make(5, 20);
+  late->stopping.stop_token_ids = {expected[3], expected[7]};
+  late->stopping.min_tokens = 5;
+  ASSERT_TRUE(engine_->Submit(stopped).ok());
+  ASSERT_TRUE(engine_->Submit(late).ok());
+  ASSERT_TRUE(SinkOf(*stopped).Wait().ok());
+  ASSERT_TRUE(SinkOf(*late).Wait().ok());
+  EXPECT_EQ(SinkOf(*stopped).completion.reason, FinishReason::kStop);
+  EXPECT_EQ(SinkOf(*stopped).completion.stop_token_id, expected[3]);
+  EXPECT_EQ(SinkOf(*stopped).completion.completion_tokens, 4u);
+  EXPECT_EQ(SinkOf(*late).completion.completion_tokens, 8u);
+}
+
+TEST_F(EngineTest, WhatCanNeverFitIsRefusedWithTheNumbers) {
+  EngineOptions options = SmallOptions();
+  options.num_blocks = 10;  // 640 tokens, less than the context
+  Start(options);
+  const absl::Status context = engine_->Submit(Make(2000, 49));
+  EXPECT_EQ(context.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* number : {"2000", "49", "2049", "2048"}) {
+    EXPECT_NE(std::string(context.message()).find(number), std::string::npos) << context;
+  }
+  const absl::Status pool = engine_->Submit(Make(600, 41));
+  EXPECT_EQ(pool.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* number : {"600", "41", "641", "640"}) {
+    EXPECT_NE(std::string(pool.message()).find(number), std::string::npos) << pool;
+  }
+  auto fits = Make(600, 40);
+  ASSERT_TRUE(engine_->Submit(fits).ok());
+  EXPECT_TRUE(SinkOf(*fits).Wait().ok());
+}
+
+TEST_F(EngineTest, AFullQueueIsResourceExhaustedAndLosesNothing) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  options.slow_reader_timeout_ns = kNoDeadline / 2;
+  Start(options);
+  // The one place in the batch is taken by a reader that does not read.
+  auto blocker = Make(10, 50);
+  blocker->paused = true;
+  ASSERT_TRUE(engine_->Submit(blocker).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  std::vector<std::shared_ptr<Request>> queued;
+  absl::Status full;
+  for (int i = 0; i < 20 && full.ok(); ++i) {
+    queued.push_back(Make(20, 3));
+    full = engine_->Submit(queued.back());
+  }
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(queued.size(), 9u) << "eight fit";
+  queued.pop_back();
+  blocker->paused = false;
+  engine_->Wake();
+  for (const auto& request : queued) EXPECT_TRUE(SinkOf(*request).Wait().ok());
+  EXPECT_TRUE(SinkOf(*blocker).Wait().ok());
+  EXPECT_EQ(SinkOf(*blocker).ids, Reference(*blocker, 50));
+}
+
+TEST_F(EngineTest, QueueTokensAreBoundedToo) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  Start(options);
+  auto blocker = Make(10, 50);
+  blocker->paused = true;
+  ASSERT_TRUE(engine_->Submit(blocker).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  ASSERT_TRUE(engine_->Submit(Make(1990, 5)).ok());
+  ASSERT_TRUE(engine_->Submit(Make(1990, 5)).ok());
+  const absl::Status full = engine_->Submit(Make(100, 5));
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_NE(std::string(full.message()).find("4000"), std::string::npos) << full;
+}
+
+TEST_F(EngineTest, DeadlinesEndARequestInTheQueueAndWhileItRuns) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  Start(options);
+  auto running = Make(10, 2000);
+  running->deadline_ns = clock_.NowNs() + 50 * memory::kNsPerMs;
+  running->paused = true;  // so that it is there when the deadline passes
+  auto queued = Make(10, 5);
+  queued->deadline_ns = clock_.NowNs() + 20 * memory::kNsPerMs;
+  ASSERT_TRUE(engine_->Submit(running).ok());
+  ASSERT_TRUE(engine_->Submit(queued).ok());
+  EXPECT_EQ(SinkOf(*queued).Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(SinkOf(*running).Wait().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(EngineTest, ASlowReaderIsCutOffAfterTheLimitAndItsNeighbourIsUnharmed) {
+  EngineOptions options = SmallOptions();
+  options.slow_reader_timeout_ns = 30 * memory::kNsPerMs;
+  Start(options);
+  auto slow = Make(10, 1000);
+  auto neighbour = Make(12, 200);
+  slow->paused = true;
+  ASSERT_TRUE(engine_->Submit(slow).ok());
+  ASSERT_TRUE(engine_->Submit(neighbour).ok());
+  EXPECT_TRUE(SinkOf(*neighbour).Wait().ok());
+  EXPECT_EQ(SinkOf(*neighbour).ids, Reference(*neighbour, 200));
+  EXPECT_EQ(SinkOf(*slow).Wait().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(EngineTest, ARowThatIsNotFiniteFailsAlone) {
+  Start(SmallOptions());
+  auto poisoned = Make(70, 10);
+  poisoned->prompt[5] = RecordingRunner::kPoison;
+  auto neighbour = Make(70, 10);
+  ASSERT_TRUE(engine_->Submit(poisoned).ok());
+  ASSERT_TRUE(engine_->Submit(neighbour).ok());
+  EXPECT_EQ(SinkOf(*poisoned).Wait().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(SinkOf(*neighbour).Wait().ok());
+  EXPECT_EQ(SinkOf(*neighbour).ids, Reference(*neighbour, 10));
+}
+
+TEST_F(EngineTest, ASecondRequestWithTheSamePromptIsCached) {
+  Start(SmallOptions());
+  const memory::BlockKeySecret secret = memory::DrawBlockKeySecret();
+  for (int turn = 0; turn < 2; ++turn) {
+    auto request = Make(200, 3);
+    request->block_keys = memory::MakeBlockKeys(secret, "m", "", request->prompt);
+    ASSERT_TRUE(engine_->Submit(request).ok());
+    ASSERT_TRUE(SinkOf(*request).Wait().ok());
+    EXPECT_EQ(SinkOf(*request).completion.cached_tokens, turn == 0 ? 0u : 192u);
+    EXPECT_EQ(SinkOf(*request).accepted_cached, turn == 0 ? 0u : 192u);
+    EXPECT_EQ(SinkOf(*request).ids, Reference(*request, 3));
+  }
+}
+
+TEST_F(EngineTest, DrainFinishesWhatRunsAndRefusesTheRest) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  Start(options);
+  auto running = Make(10, 40);
+  running->paused = true;
+  auto queued = Make(10, 5);
+  ASSERT_TRUE(engine_->Submit(running).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  ASSERT_TRUE(engine_->Submit(queued).ok());
+  engine_->BeginDrain(clock_.NowNs() + 60 * memory::kNsPerSecond);
+  EXPECT_EQ(SinkOf(*queued).Wait().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine_->Submit(Make(10, 5)).code(), absl::StatusCode::kUnavailable);
+  running->paused = false;
+  engine_->Wake();
+  EXPECT_TRUE(SinkOf(*running).Wait().ok());
+  while (!engine_->idle()) std::this_thread::yield();
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, DrainDeadlineEndsWhatStillRuns) {
+  Start(SmallOptions());
+  auto stuck = Make(10, 40);
+  stuck->paused = true;
+  ASSERT_TRUE(engine_->Submit(stuck).ok());
+  engine_->BeginDrain(clock_.NowNs() + 20 * memory::kNsPerMs);
+  EXPECT_EQ(SinkOf(*stuck).Wait().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(EngineTest, DestructionEndsEverything) {
+  Start(SmallOptions());
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(Make(10, 1500));
+    ASSERT_TRUE(engine_->Submit(requests.back()).ok());
+  }
+  engine_.reset();
+  for (const auto& request : requests) {
+    const absl::Status status = SinkOf(*request).Wait();
+    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kUnavailable) << status;
+  }
+}
+
+// Four threads submit, read, pause and cancel at random moments.
+TEST_F(EngineTest, AThousandCancelsAtRandomMomentsLeaveEveryBlockFree) {
+  EngineOptions options = SmallOptions();
+  options.max_queued_requests = 1000;
+  options.max_queued_tokens = 1 << 30;
+  Start(options);
+  std::atomic<int> cancelled{0};
+  const auto client = [&](int seed) {
+    std::mt19937 random(seed);
+    for (int i = 0; i < 250; ++i) {
+      auto request = Make(1 + static_cast<int>(random() % 700), 1 + random() % 300);
+      const absl::Status submitted = engine_->Submit(request);
+      ASSERT_TRUE(submitted.ok()) << submitted;
+      const int moment = static_cast<int>(random() % 3);
+      if (moment == 1) SinkOf(*request).WaitForFirstChunk();
+      if (moment == 2) std::this_thread::yield();
+      request->cancelled = true;
+      engine_->Wake();
+      const absl::Status end = SinkOf(*request).Wait();
+      ASSERT_TRUE(end.ok() || end.code() == absl::StatusCode::kCancelled) << end;
+      if (!end.ok()) ++cancelled;
+      const std::vector<TokenId> reference = Reference(*request, SinkOf(*request).num_tokens);
+      ASSERT_EQ(SinkOf(*request).ids, reference);
+    }
+  };
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) clients.emplace_back(client, i);
+  for (std::thread& thread : clients) thread.join();
+  EXPECT_GT(cancelled.load(), 300);
+  while (!engine_->idle()) std::this_thread::yield();
+  // The sinks have heard the end; the gauges follow at the end of the step.
+  const int64_t limit_ns = clock_.NowNs() + 5 * memory::kNsPerSecond;
+  while (engine_->stats().blocks_held.load() != 0 && clock_.NowNs() < limit_ns) std::this_thread::yield();
+  ExpectNothingHeld();
+}
+
+}  // namespace
+}  // namespace augur::engine

@@ -1,5 +1,5 @@
-// The pieces of IncrementalDecoder put together are Decode of all ids, and each is valid UTF-8 at once. The
-// repair of broken bytes is checked against a second, slow implementation.
+// The pieces of IncrementalDecoder put together are Decode of all ids, and each is valid UTF-8 at
+// once. The repair of broken bytes is checked against a second, slow implementation.
 #include "engine/tokenizer/incremental_decoder.h"
 
 #include <random>
@@ -25,25 +25,31 @@ class BytesTokenizer : public Tokenizer {
   std::vector<std::string> tokens_;
 };
 
-// All well-formed characters, from the definition: decode by the bit patterns, then refuse what is too long,
-// a surrogate or too large.
+// All well-formed characters, from the definition: decode by the bit patterns, then refuse what is
+// too long, a surrogate or too large.
 bool IsCharacter(const std::string& bytes) {
   const auto at = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(bytes[i])); };
   if (bytes.size() == 1) return at(0) < 0x80;
   uint32_t value = 0;
-  if (bytes.size() == 2 && (at(0) & 0xE0) == 0xC0) value = at(0) & 0x1F;
-  else if (bytes.size() == 3 && (at(0) & 0xF0) == 0xE0) value = at(0) & 0x0F;
-  else if (bytes.size() == 4 && (at(0) & 0xF8) == 0xF0) value = at(0) & 0x07;
-  else return false;
+  if (bytes.size() == 2 && (at(0) & 0xE0) == 0xC0)
+    value = at(0) & 0x1F;
+  else if (bytes.size() == 3 && (at(0) & 0xF0) == 0xE0)
+    value = at(0) & 0x0F;
+  else if (bytes.size() == 4 && (at(0) & 0xF8) == 0xF0)
+    value = at(0) & 0x07;
+  else
+    return false;
   for (size_t i = 1; i < bytes.size(); ++i) {
     if ((at(i) & 0xC0) != 0x80) return false;
     value = value << 6 | (at(i) & 0x3F);
   }
   constexpr uint32_t kLowest[] = {0, 0, 0x80, 0x800, 0x10000};
-  return value >= kLowest[bytes.size()] && value <= 0x10FFFF && !(value >= 0xD800 && value <= 0xDFFF);
+  return value >= kLowest[bytes.size()] && value <= 0x10FFFF &&
+         !(value >= 0xD800 && value <= 0xDFFF);
 }
 
-// Whether some character begins with these bytes: by trying every continuation at its two extremes and between.
+// Whether some character begins with these bytes: by trying every continuation at its two extremes
+// and between.
 bool BeginsCharacter(const std::string& bytes) {
   if (IsCharacter(bytes)) return true;
   if (bytes.size() >= 4) return false;
@@ -53,7 +59,8 @@ bool BeginsCharacter(const std::string& bytes) {
   return false;
 }
 
-// Unicode's "maximal subparts": the longest beginning of a character, at least one byte, is one U+FFFD.
+// Unicode's "maximal subparts": the longest beginning of a character, at least one byte, is one
+// U+FFFD.
 std::string SlowRepair(const std::string& bytes) {
   std::string text;
   for (size_t at = 0; at < bytes.size();) {
@@ -93,12 +100,14 @@ TEST(RepairUtf8, KnownAnswers) {
 
 // Random bytes, mostly those where the rules have their corners.
 std::string RandomBytes(std::mt19937* random, size_t length) {
-  constexpr uint8_t kCorners[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0,
-                                  0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF};
+  constexpr uint8_t kCorners[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0,
+                                  0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED,
+                                  0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF};
   std::string bytes;
   while (bytes.size() < length) {
     const bool corner = (*random)() % 4 != 0;
-    bytes.push_back(static_cast<char>(corner ? kCorners[(*random)() % std::size(kCorners)] : (*random)() % 256));
+    bytes.push_back(static_cast<char>(corner ? kCorners[(*random)() % std::size(kCorners)]
+                                             : (*random)() % 256));
   }
   return bytes;
 }
@@ -158,7 +167,8 @@ TEST_P(RealVocabulary, PiecesAreDecodeOfAll) {
     std::string text;
     for (TokenId& id : ids) {
       // Ids below 300 are special tokens and single bytes.
-      const uint32_t range = static_cast<uint32_t>(random() % 3 == 0 ? tokenizer->vocab_size() + 2 : 300);
+      const uint32_t range =
+          static_cast<uint32_t>(random() % 3 == 0 ? tokenizer->vocab_size() + 2 : 300);
       id = static_cast<TokenId>(random() % range);
       const std::string piece = decoder.Push(id);
       ASSERT_TRUE(IsValidUtf8(piece));
@@ -169,7 +179,8 @@ TEST_P(RealVocabulary, PiecesAreDecodeOfAll) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pipelines, RealVocabulary, testing::Values("demo", "gpt2", "llama3", "qwen2"),
+INSTANTIATE_TEST_SUITE_P(Pipelines, RealVocabulary,
+                         testing::Values("demo", "gpt2", "llama3", "qwen2"),
                          [](const auto& named) { return named.param; });
 
 // A special token between the bytes of a character: skipped, it does not part them; kept, it does.

@@ -1,4 +1,5 @@
-// StopMatcher against a slow reference on random streams cut at random, and its promises one by one.
+// StopMatcher against a slow reference on random streams cut at random, and its promises one by
+// one.
 #include "engine/text/stop_matcher.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +16,10 @@ struct Outcome {
   std::optional<size_t> matched;
 };
 
-// The definition: try every end from the left; at one end the longest stop, of equal stops the first.
-Outcome SlowMatch(const std::string& text, const std::vector<std::string>& stops, bool include_stop) {
+// The definition: try every end from the left; at one end the longest stop, of equal stops the
+// first.
+Outcome SlowMatch(const std::string& text, const std::vector<std::string>& stops,
+                  bool include_stop) {
   for (size_t end = 1; end <= text.size(); ++end) {
     std::optional<size_t> best;
     for (size_t i = 0; i < stops.size(); ++i) {
@@ -33,7 +36,8 @@ size_t SlowHeld(const std::string& text, const std::vector<std::string>& stops) 
   size_t held = 0;
   for (const std::string& stop : stops) {
     for (size_t n = 1; n < stop.size() && n <= text.size(); ++n) {
-      if (std::string_view(text).ends_with(std::string_view(stop).substr(0, n))) held = std::max(held, n);
+      if (std::string_view(text).ends_with(std::string_view(stop).substr(0, n)))
+        held = std::max(held, n);
     }
   }
   return held;
@@ -41,7 +45,8 @@ size_t SlowHeld(const std::string& text, const std::vector<std::string>& stops) 
 
 // Few different characters, some of them of several bytes that share their first ones.
 std::string RandomText(std::mt19937* random, size_t characters, size_t alphabet) {
-  const std::string kAlphabet[] = {"a", "b", "\u00E9", "\u00E8", "\u4E2D", "\u4E2E", "\U0001F600", "c"};
+  const std::string kAlphabet[] = {"a",      "b",      "\u00E9",     "\u00E8",
+                                   "\u4E2D", "\u4E2E", "\U0001F600", "c"};
   std::string text;
   for (size_t i = 0; i < characters; ++i) text += kAlphabet[(*random)() % alphabet];
   return text;

@@ -6,11 +6,10 @@
 
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "engine/tokenizer/tokenizer.h"
 

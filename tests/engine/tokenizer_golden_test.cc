@@ -1,5 +1,5 @@
-// Ids and texts against Hugging Face: the golden vectors, and tokenizer_cases.json (see tokenizer_cases.py) for
-// pipelines and added-token flags that the golden files do not have.
+// Ids and texts against Hugging Face: the golden vectors, and tokenizer_cases.json (see
+// tokenizer_cases.py) for pipelines and added-token flags that the golden files do not have.
 #include <vector>
 
 #include "tests/engine/tokenizer_fixture.h"
@@ -14,7 +14,8 @@ class GoldenTokenizer : public testing::TestWithParam<std::string> {};
 TEST_P(GoldenTokenizer, AgreesOnEveryVector) {
   const auto tokenizer = MustLoad(GoldenTokenizerPath(GetParam()));
   ASSERT_NE(tokenizer, nullptr);
-  const auto vectors = ReadJson(SourcePath("tests/golden/tokenizers/" + GetParam() + "/vectors.json"));
+  const auto vectors =
+      ReadJson(SourcePath("tests/golden/tokenizers/" + GetParam() + "/vectors.json"));
   ASSERT_GT(vectors.size(), 20u);
   for (const auto& vector : vectors) {
     const std::string text = vector["text"];

@@ -14,10 +14,20 @@ json SmallFile() {
   json file = ReadJson(GoldenTokenizerPath("qwen2"));
   file["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"ab", 2}, {"<s>", 3}};
   file["model"]["merges"] = json::array({json::array({"a", "b"})});
-  file["added_tokens"] = json::array({{{"id", 3}, {"content", "<s>"}, {"single_word", false}, {"lstrip", false},
-                                       {"rstrip", false}, {"normalized", false}, {"special", true}},
-                                      {{"id", 4}, {"content", "<x>"}, {"single_word", false}, {"lstrip", false},
-                                       {"rstrip", false}, {"normalized", true}, {"special", false}}});
+  file["added_tokens"] = json::array({{{"id", 3},
+                                       {"content", "<s>"},
+                                       {"single_word", false},
+                                       {"lstrip", false},
+                                       {"rstrip", false},
+                                       {"normalized", false},
+                                       {"special", true}},
+                                      {{"id", 4},
+                                       {"content", "<x>"},
+                                       {"single_word", false},
+                                       {"lstrip", false},
+                                       {"rstrip", false},
+                                       {"normalized", true},
+                                       {"special", false}}});
   file["post_processor"] = json::parse(R"({"type": "TemplateProcessing",
       "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
       "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}})");
@@ -35,7 +45,8 @@ std::string ErrorOf(const std::function<void(json*)>& change) {
 
 void ExpectError(const std::function<void(json*)>& change, const std::string& where) {
   const std::string message = ErrorOf(change);
-  EXPECT_NE(message.find(".json: " + where), std::string::npos) << message << "\nexpected: " << where;
+  EXPECT_NE(message.find(".json: " + where), std::string::npos)
+      << message << "\nexpected: " << where;
 }
 
 TEST(TokenizerJson, SmallFileLoads) {
@@ -57,28 +68,43 @@ TEST(TokenizerJson, MissingKeys) {
   ExpectError([](json* f) { (*f)["model"].erase("vocab"); }, "model.vocab: expected an object");
   ExpectError([](json* f) { (*f)["model"].erase("merges"); }, "model.merges: expected an array");
   ExpectError([](json* f) { f->erase("decoder"); }, "decoder: unsupported value nothing");
-  ExpectError([](json* f) { (*f)["added_tokens"][0].erase("id"); }, "added_tokens[0].id: expected an integer");
-  ExpectError([](json* f) { (*f)["added_tokens"][1].erase("content"); }, "added_tokens[1].content: expected a string");
-  ExpectError([](json* f) { (*f)["pre_tokenizer"].erase("type"); }, "pre_tokenizer.type: expected a string");
-  ExpectError([](json* f) { (*f)["pre_tokenizer"].erase("pretokenizers"); }, "pre_tokenizer.pretokenizers: expected an array");
+  ExpectError([](json* f) { (*f)["added_tokens"][0].erase("id"); },
+              "added_tokens[0].id: expected an integer");
+  ExpectError([](json* f) { (*f)["added_tokens"][1].erase("content"); },
+              "added_tokens[1].content: expected a string");
+  ExpectError([](json* f) { (*f)["pre_tokenizer"].erase("type"); },
+              "pre_tokenizer.type: expected a string");
+  ExpectError([](json* f) { (*f)["pre_tokenizer"].erase("pretokenizers"); },
+              "pre_tokenizer.pretokenizers: expected an array");
   ExpectError([](json* f) { (*f)["pre_tokenizer"]["pretokenizers"][0].erase("pattern"); },
               "pre_tokenizer.pretokenizers[0].pattern: expected an object");
-  ExpectError([](json* f) { (*f)["post_processor"].erase("special_tokens"); }, "post_processor.special_tokens: expected");
+  ExpectError([](json* f) { (*f)["post_processor"].erase("special_tokens"); },
+              "post_processor.special_tokens: expected");
 }
 
 TEST(TokenizerJson, WrongTypesAndValues) {
   ExpectError([](json* f) { *f = json::array(); }, ": expected an object, found an array");
   ExpectError([](json* f) { (*f)["model"] = 7; }, "model: expected an object, found 7");
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = "1"; }, "model.vocab[\"b\"]: expected an integer from 0");
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = -1; }, "model.vocab[\"b\"]: expected an integer from 0");
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 1e300; }, "model.vocab[\"b\"]: expected an integer from 0");
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = UINT64_MAX; }, "model.vocab[\"b\"]: expected an integer");
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 1 << 30; }, "model.vocab[\"b\"]: expected an integer");
-  ExpectError([](json* f) { (*f)["model"]["vocab"] = json::object(); }, "model.vocab: expected at least one token");
-  ExpectError([](json* f) { (*f)["model"]["ignore_merges"] = "yes"; }, "model.ignore_merges: expected true or false");
-  ExpectError([](json* f) { (*f)["model"]["unk_token"] = "<none>"; }, "model.unk_token: expected a token of model.vocab");
-  ExpectError([](json* f) { (*f)["added_tokens"][0]["lstrip"] = 1; }, "added_tokens[0].lstrip: expected true or false");
-  ExpectError([](json* f) { (*f)["added_tokens"][1]["content"] = ""; }, "added_tokens[1].content: expected 1 to");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = "1"; },
+              "model.vocab[\"b\"]: expected an integer from 0");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = -1; },
+              "model.vocab[\"b\"]: expected an integer from 0");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 1e300; },
+              "model.vocab[\"b\"]: expected an integer from 0");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = UINT64_MAX; },
+              "model.vocab[\"b\"]: expected an integer");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 1 << 30; },
+              "model.vocab[\"b\"]: expected an integer");
+  ExpectError([](json* f) { (*f)["model"]["vocab"] = json::object(); },
+              "model.vocab: expected at least one token");
+  ExpectError([](json* f) { (*f)["model"]["ignore_merges"] = "yes"; },
+              "model.ignore_merges: expected true or false");
+  ExpectError([](json* f) { (*f)["model"]["unk_token"] = "<none>"; },
+              "model.unk_token: expected a token of model.vocab");
+  ExpectError([](json* f) { (*f)["added_tokens"][0]["lstrip"] = 1; },
+              "added_tokens[0].lstrip: expected true or false");
+  ExpectError([](json* f) { (*f)["added_tokens"][1]["content"] = ""; },
+              "added_tokens[1].content: expected 1 to");
   ExpectError([](json* f) { (*f)["post_processor"]["special_tokens"]["<s>"]["ids"][0] = 5; },
               "post_processor.special_tokens.<s>.ids[0]: expected an integer from 0 to 4, found 5");
 }
@@ -97,41 +123,62 @@ TEST(TokenizerJson, MergesOfUnknownTokens) {
 }
 
 TEST(TokenizerJson, DuplicateIds) {
-  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 0; }, "model.vocab[\"b\"]: expected an id of its own");
-  ExpectError([](json* f) { (*f)["added_tokens"][1]["id"] = 3; }, "added_tokens[1].id: expected an id of its own");
-  ExpectError([](json* f) { (*f)["added_tokens"][0]["id"] = 9; }, "added_tokens[0].id: expected the id of model.vocab.<s>");
+  ExpectError([](json* f) { (*f)["model"]["vocab"]["b"] = 0; },
+              "model.vocab[\"b\"]: expected an id of its own");
+  ExpectError([](json* f) { (*f)["added_tokens"][1]["id"] = 3; },
+              "added_tokens[1].id: expected an id of its own");
+  ExpectError([](json* f) { (*f)["added_tokens"][0]["id"] = 9; },
+              "added_tokens[0].id: expected the id of model.vocab.<s>");
   ExpectError([](json* f) { (*f)["added_tokens"][1] = (*f)["added_tokens"][0]; },
               "added_tokens[1].content: expected a token not listed before");
 }
 
 TEST(TokenizerJson, UnsupportedIsNamed) {
-  const auto expect_unsupported = [](const std::function<void(json*)>& change, const std::string& key,
-                                     const std::string& value) {
+  const auto expect_unsupported = [](const std::function<void(json*)>& change,
+                                     const std::string& key, const std::string& value) {
     ExpectError(change, key + ": unsupported value " + value);
   };
-  expect_unsupported([](json* f) { (*f)["model"]["type"] = "Unigram"; }, "model.type", "\"Unigram\"");
+  expect_unsupported([](json* f) { (*f)["model"]["type"] = "Unigram"; }, "model.type",
+                     "\"Unigram\"");
   expect_unsupported([](json* f) { (*f)["model"]["dropout"] = 0.1; }, "model.dropout", "0.1");
-  expect_unsupported([](json* f) { (*f)["model"]["byte_fallback"] = true; }, "model.byte_fallback", "true");
-  expect_unsupported([](json* f) { (*f)["model"]["end_of_word_suffix"] = "</w>"; }, "model.end_of_word_suffix", "\"</w>\"");
+  expect_unsupported([](json* f) { (*f)["model"]["byte_fallback"] = true; }, "model.byte_fallback",
+                     "true");
+  expect_unsupported([](json* f) { (*f)["model"]["end_of_word_suffix"] = "</w>"; },
+                     "model.end_of_word_suffix", "\"</w>\"");
   expect_unsupported([](json* f) { (*f)["model"]["novelty"] = 1; }, "model.novelty", "1");
-  expect_unsupported([](json* f) { (*f)["normalizer"]["type"] = "BertNormalizer"; }, "normalizer.type", "\"BertNormalizer\"");
-  expect_unsupported([](json* f) { (*f)["pre_tokenizer"]["pretokenizers"][1] = {{"type", "Metaspace"}}; },
-                     "pre_tokenizer.pretokenizers[1].type", "\"Metaspace\"");
+  expect_unsupported([](json* f) { (*f)["normalizer"]["type"] = "BertNormalizer"; },
+                     "normalizer.type", "\"BertNormalizer\"");
+  expect_unsupported(
+      [](json* f) {
+        (*f)["pre_tokenizer"]["pretokenizers"][1] = {{"type", "Metaspace"}};
+      },
+      "pre_tokenizer.pretokenizers[1].type", "\"Metaspace\"");
   expect_unsupported([](json* f) { (*f)["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd"; },
                      "pre_tokenizer.pretokenizers[0].behavior", "\"Odd\"");
-  expect_unsupported([](json* f) { (*f)["decoder"]["type"] = "WordPiece"; }, "decoder.type", "\"WordPiece\"");
-  expect_unsupported([](json* f) { (*f)["post_processor"]["type"] = "BertProcessing"; }, "post_processor.type", "\"BertProcessing\"");
-  expect_unsupported([](json* f) { (*f)["truncation"] = {{"max_length", 5}}; }, "truncation", "an object");
+  expect_unsupported([](json* f) { (*f)["decoder"]["type"] = "WordPiece"; }, "decoder.type",
+                     "\"WordPiece\"");
+  expect_unsupported([](json* f) { (*f)["post_processor"]["type"] = "BertProcessing"; },
+                     "post_processor.type", "\"BertProcessing\"");
+  expect_unsupported(
+      [](json* f) {
+        (*f)["truncation"] = {{"max_length", 5}};
+      },
+      "truncation", "an object");
   expect_unsupported([](json* f) { (*f)["padding"] = {{"length", 5}}; }, "padding", "an object");
-  ExpectError([](json* f) { (*f)["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "a\\bc"}}; },
-              "pre_tokenizer.pretokenizers[0].pattern.Regex: unsupported regular expression construct \"\\b\"");
+  ExpectError(
+      [](json* f) {
+        (*f)["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "a\\bc"}};
+      },
+      "pre_tokenizer.pretokenizers[0].pattern.Regex: unsupported regular expression construct "
+      "\"\\b\"");
 }
 
 TEST(TokenizerJson, RefusesWhatTheNextPipelineNeeds) {
   const auto tokenizer = LoadTokenizer(GoldenTokenizerPath("llama2"));
   ASSERT_FALSE(tokenizer.ok());
   EXPECT_TRUE(absl::IsUnimplemented(tokenizer.status()));
-  EXPECT_NE(tokenizer.status().message().find("llama2/tokenizer.json: decoder.type"), std::string::npos)
+  EXPECT_NE(tokenizer.status().message().find("llama2/tokenizer.json: decoder.type"),
+            std::string::npos)
       << tokenizer.status();
 }
 
@@ -142,11 +189,13 @@ TEST(TokenizerJson, DeepNesting) {
   for (int i = 0; i < kDepth; ++i) objects += "{\"a\":";
   std::string sequences;
   for (int i = 0; i < kDepth; ++i) sequences += R"({"type":"Sequence","pretokenizers":[)";
-  for (const std::string& text : {arrays, std::string(kDepth, '['), objects, R"({"pre_tokenizer":)" + sequences,
-                                  R"({"normalizer":)" + arrays + "}"}) {
+  for (const std::string& text :
+       {arrays, std::string(kDepth, '['), objects, R"({"pre_tokenizer":)" + sequences,
+        R"({"normalizer":)" + arrays + "}"}) {
     const auto tokenizer = LoadFromText(text);
     ASSERT_FALSE(tokenizer.ok());
-    EXPECT_NE(tokenizer.status().message().find("nested at most"), std::string::npos) << tokenizer.status();
+    EXPECT_NE(tokenizer.status().message().find("nested at most"), std::string::npos)
+        << tokenizer.status();
   }
 }
 
@@ -171,7 +220,8 @@ TEST(TokenizerJson, EveryValueReplaced) {
   const json flat = SmallFile().flatten();
   int loaded = 0;
   for (const auto& member : flat.items()) {
-    for (const json& other : {json(), json(true), json(-1), json(1e99), json("\xC3\xA9"), json::array(), json::object()}) {
+    for (const json& other : {json(), json(true), json(-1), json(1e99), json("\xC3\xA9"),
+                              json::array(), json::object()}) {
       json file = SmallFile();
       file[json::json_pointer(member.key())] = other;
       const auto tokenizer = LoadFromText(file.dump());

@@ -1,10 +1,10 @@
 // Oniguruma patterns on PCRE2: what passes means the same, the rest is refused by name.
-#include "engine/tokenizer/regex.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
+
+#include "engine/tokenizer/regex.h"
 
 namespace augur::engine {
 namespace {
@@ -16,7 +16,8 @@ std::vector<std::string> MatchesOf(const std::string& pattern, const std::string
   if (!regex.ok()) return found;
   const Regex::Matches matches = regex->FindAll(text);
   EXPECT_EQ(matches.searched, text.size());
-  for (const TextSpan& span : matches.spans) found.push_back(text.substr(span.begin, span.end - span.begin));
+  for (const TextSpan& span : matches.spans)
+    found.push_back(text.substr(span.begin, span.end - span.begin));
   return found;
 }
 
@@ -40,17 +41,17 @@ TEST(Regex, EmptyMatchesCutButDoNotRepeat) {
   EXPECT_EQ(MatchesOf("", "\u4E2D"), (Strings{"", ""}));
 }
 
-TEST(Regex, LinesEndAtLineFeedOnly) {
-  EXPECT_EQ(MatchesOf("^.", "a\nb\rc"), (Strings{"a", "b"}));
-}
+TEST(Regex, LinesEndAtLineFeedOnly) { EXPECT_EQ(MatchesOf("^.", "a\nb\rc"), (Strings{"a", "b"})); }
 
 TEST(Regex, RefusesWhatHasNoTranslation) {
   for (const std::string pattern :
-       {"\\b", "\\h", "\\K", "\\R", "\\X", "\\1", "[a&&b]", "[[:alpha:]]", "[a[b]]", "[\\W]", "(?m:.)", "(?<n>a)",
-        "a(?i)b", "(*VERB)", "\\p{Foo Bar}", "\\pL", "a{2}+", "\\xFF", "\\x{zz}", "\\", "[]a]"}) {
+       {"\\b",          "\\h",    "\\K",   "\\R",    "\\X",     "\\1",    "[a&&b]",
+        "[[:alpha:]]",  "[a[b]]", "[\\W]", "(?m:.)", "(?<n>a)", "a(?i)b", "(*VERB)",
+        "\\p{Foo Bar}", "\\pL",   "a{2}+", "\\xFF",  "\\x{zz}", "\\",     "[]a]"}) {
     const absl::StatusOr<std::string> translated = TranslateToPcre2(pattern);
     EXPECT_FALSE(translated.ok()) << pattern;
-    EXPECT_TRUE(absl::IsUnimplemented(translated.status())) << pattern << " " << translated.status();
+    EXPECT_TRUE(absl::IsUnimplemented(translated.status()))
+        << pattern << " " << translated.status();
     EXPECT_NE(translated.status().message().find(pattern), std::string::npos);
   }
 }

@@ -75,10 +75,12 @@ TEST_P(Speed, TimeIsLinear) {
   for (size_t i = 0; i < small.size(); ++i) {
     const double short_s = SecondsToEncode(*tokenizer, small[i].second);
     const double long_s = SecondsToEncode(*tokenizer, large[i].second);
-    const double exponent = std::log(long_s / short_s) / std::log(double{kLargeBytes} / kSmallBytes);
-    std::printf("%-8s %-24s %8.2f ms per MB, exponent %.2f\n", GetParam().c_str(), large[i].first.c_str(),
-                long_s * 1e3 * (1 << 20) / kLargeBytes, exponent);
-    // n log n and colder caches measure 1.0 to 1.3, a square 2. In a few milliseconds noise decides.
+    const double exponent =
+        std::log(long_s / short_s) / std::log(double{kLargeBytes} / kSmallBytes);
+    std::printf("%-8s %-24s %8.2f ms per MB, exponent %.2f\n", GetParam().c_str(),
+                large[i].first.c_str(), long_s * 1e3 * (1 << 20) / kLargeBytes, exponent);
+    // n log n and colder caches measure 1.0 to 1.3, a square 2. In a few milliseconds noise
+    // decides.
     if (long_s > 0.02) {
       EXPECT_LT(exponent, 1.6) << large[i].first;
     }

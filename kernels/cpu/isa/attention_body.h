@@ -23,8 +23,9 @@ constexpr int kKeyVectors = kKeys / kLanes;
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kMinusInfinity = -__builtin_inff();
 // 6 rows x 4 vectors = 24 sums (AVX-512), 6 x 2 = 12 (AVX2): per step 10 (8) loads for 24 (12) Fma.
-constexpr int kQueryRows = 6;
-constexpr int kColumnVectors = kLanes == 16 ? 4 : 2;
+// Generic as in linear_body.h.
+constexpr int kQueryRows = kLanes >= 8 ? 6 : 2;
+constexpr int kColumnVectors = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
 
 // One span's scratch, carved.
 struct AttentionScratch {
@@ -177,6 +178,17 @@ void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, cons
   }
 }
 
+// AttendTile of `rows`, at most kMost.
+template <int kMost>
+AUGUR_INLINE void AttendRows(const AttentionSpan& span, const AttentionScratch& scratch,
+                             const float* values, int row, int rows, int block_position) {
+  if (rows == kMost) {
+    AttendTile<kMost>(span, scratch, values, row, block_position);
+  } else if constexpr (kMost > 1) {
+    AttendRows<kMost - 1>(span, scratch, values, row, rows, block_position);
+  }
+}
+
 // queries[row] = q * scale * log2 e.
 void LoadQueries(const AttentionSpan& span, const AttentionScratch& scratch) {
   const float factor = span.scale * kLog2E;
@@ -215,14 +227,7 @@ void AttendBlock(const AttentionSpan& span, const AttentionScratch& scratch, int
   int tiles = (num_rows - row + kQueryRows - 1) / kQueryRows;
   for (; tiles > 0; --tiles) {  // of nearly equal height
     const int rows = (num_rows - row + tiles - 1) / tiles;
-    switch (rows) {
-      case 1: AttendTile<1>(span, scratch, values, row, block_position); break;
-      case 2: AttendTile<2>(span, scratch, values, row, block_position); break;
-      case 3: AttendTile<3>(span, scratch, values, row, block_position); break;
-      case 4: AttendTile<4>(span, scratch, values, row, block_position); break;
-      case 5: AttendTile<5>(span, scratch, values, row, block_position); break;
-      default: AttendTile<6>(span, scratch, values, row, block_position); break;
-    }
+    AttendRows<kQueryRows>(span, scratch, values, row, rows, block_position);
     row += rows;
   }
 }

@@ -40,9 +40,10 @@ struct LinearBlock {
 // 96 = 8 tiles of 12 rows (AVX-512) = 16 of 6 (AVX2): a multiple of both, and with 320 to 4096 inputs its
 // rows stay in a 2 MiB second-level cache while the panels stream by (research/build.md 6.1).
 inline constexpr int kLinearMaxRows = 96;
-// Inputs taken at once when a panel is widened to float: 256 x 32 columns are 32 KiB, which with the rows
-// of a tile (12 KiB) fits the 48 KiB first-level cache.
-inline constexpr int kLinearDepth = 256;
+// Inputs taken at once when a panel is widened to float: 128 x 32 columns are 16 KiB, which with the rows of
+// a tile (6 KiB) and the panel passing by fit any first-level cache. Measured at 96 rows: 256 inputs 0.65 of
+// the FMA peak, 192 and 128 0.98, 64 0.94.
+inline constexpr int kLinearDepth = 128;
 inline constexpr int kMaxPanelColumns = 32;
 inline constexpr int kLinearScratchFloats =
     kLinearDepth * kMaxPanelColumns + kLinearMaxRows * kMaxPanelColumns;

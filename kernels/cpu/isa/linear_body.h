@@ -10,8 +10,9 @@ namespace augur::kernels::AUGUR_ISA {
 namespace {
 
 constexpr int kPanelColumns = 2 * kLanes;
-// 24 of 32 registers hold sums under AVX-512, 12 of 16 under AVX2: what is left holds weights and x.
-constexpr int kMaxSums = kLanes == 16 ? 24 : 12;
+// 24 of 32 registers hold sums under AVX-512, 12 of 16 under AVX2: what is left holds weights and x. The
+// generic kernels call fmaf for every lane, so tiles bring them nothing but code.
+constexpr int kMaxSums = kLanes == 16 ? 24 : kLanes == 8 ? 12 : 4;
 constexpr int kMaxTileRows = kMaxSums / 2;
 
 // Few rows have few sums and would wait for each Fma (4 cycles): then several panels go at once.

@@ -11,7 +11,10 @@ double FmaRounds(int64_t rounds) {
   constexpr int kChains = 12;
   Floats sums[kChains] = {};
   Floats factor = Splat(0.999f), term = Splat(0.001f);
-  asm volatile("" : "+x"(factor), "+x"(term));  // not known to the compiler
+  asm volatile("" : "+x"(factor), "+x"(term));
+  // Twelve equal chains would be compiled into one: no value may be known.
+#pragma GCC unroll 12
+  for (int i = 0; i < kChains; ++i) asm volatile("" : "+x"(sums[i]));
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 12
     for (int i = 0; i < kChains; ++i) sums[i] = Fma(sums[i], factor, term);

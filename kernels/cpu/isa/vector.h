@@ -42,6 +42,15 @@ AUGUR_INLINE Floats AsFloats(Words v) { return (Floats)v; }
 AUGUR_INLINE Words AsWords(Floats v) { return (Words)v; }
 AUGUR_INLINE Floats Splat(float value) { return value - Floats{}; }
 
+#if AUGUR_ISA_LANES == 4
+// One copy: four calls into libm at every Fma would make the generic kernels half a megabyte.
+__attribute__((noinline)) Floats FmaLanes(Floats a, Floats b, Floats c) {
+  Floats sum;
+  for (int i = 0; i < kLanes; ++i) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return sum;
+}
+#endif
+
 // a * b + c rounded once.
 AUGUR_INLINE Floats Fma(Floats a, Floats b, Floats c) {
 #if AUGUR_ISA_LANES == 16
@@ -49,9 +58,7 @@ AUGUR_INLINE Floats Fma(Floats a, Floats b, Floats c) {
 #elif AUGUR_ISA_LANES == 8
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-  Floats sum;
-  for (int i = 0; i < kLanes; ++i) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return sum;
+  return FmaLanes(a, b, c);
 #endif
 }
 AUGUR_INLINE float FmaScalar(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

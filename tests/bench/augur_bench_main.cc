@@ -1,0 +1,54 @@
+// augur-bench: what the kernels and whole steps do on this machine, beside what the machine can do. One JSON line
+// a case on stdout.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/matmul_bench.h"
+#include "tests/bench/model_bench.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
+  app.require_subcommand(1);
+  augur::bench::BenchContext context;
+  context.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  app.add_option("--threads", context.threads, "compute threads")->check(CLI::Range(1, 256));
+  app.add_option("--repeats", context.repeats, "runs of each case, the best one counts")->check(CLI::Range(1, 1000));
+
+  std::vector<int> rows = {1, 4, 16, 64, 512, 2048};
+  augur::bench::ModelBenchOptions options;
+  options.folder = "deploy/models/demo-9m";
+  options.prompts = {1024, 4096, 8192};
+  options.batches = {1, 4, 16, 32};
+  options.contexts = {256, 1024, 4096};
+
+  CLI::App* matmul = app.add_subcommand("matmul", "matrix products by shape");
+  CLI::App* prefill = app.add_subcommand("prefill", "prompts in chunks");
+  CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
+  CLI::App* all = app.add_subcommand("all", "everything");
+  for (CLI::App* command : {matmul, all}) command->add_option("--rows", rows, "rows of x")->delimiter(',');
+  for (CLI::App* command : {prefill, decode, all}) {
+    command->add_option("--model", options.folder, "model folder");
+    command->add_option("--chunk", options.chunk, "rows of a prefill step");
+  }
+  for (CLI::App* command : {prefill, all}) {
+    command->add_option("--prompts", options.prompts, "prompt lengths")->delimiter(',');
+  }
+  for (CLI::App* command : {decode, all}) {
+    command->add_option("--batches", options.batches, "batch sizes, 1 first")->delimiter(',');
+    command->add_option("--contexts", options.contexts, "tokens behind each sequence")->delimiter(',');
+  }
+  CLI11_PARSE(app, argc, argv);
+
+  const std::unique_ptr<augur::kernels::Backend> backend =
+      augur::kernels::MakeCpuBackend({.num_threads = context.threads});
+  context.backend = backend->Describe();
+  if (*matmul || *all) augur::bench::RunMatmulBench(backend.get(), context, rows);
+  if ((*prefill || *all) && !augur::bench::RunPrefillBench(backend.get(), context, options)) return 2;
+  if ((*decode || *all) && !augur::bench::RunDecodeBench(backend.get(), context, options)) return 2;
+  return 0;
+}
