@@ -96,7 +96,7 @@ int RunWith(const CommandLine& line) {
     const SignalThread signals(&stop);
     Daemon daemon(*config, line.port_file, &stop);
     const ExitCode code = daemon.Run();
-    // A start that failed has served nobody. Closing the metrics port properly would take 2 s.
+    // A start that failed has served nobody: nothing to take down in order.
     if (code != kExitClean) std::_Exit(code);
   }
   FlushLogging();

@@ -235,13 +235,13 @@ void Daemon::Drain() {
   health_.Set(kServiceName, false);
   front_.ready.store(0);
   service_.StopAdmitting();
-  // Closing takes up to 2 s of its own.
-  std::thread closer([this] { metrics_->Close(); });
   const int64_t deadline_ns = clock_.NowNs() + config_.drain_limit_ns;
   engine_->BeginDrain(deadline_ns);
   WaitUntilDrained(deadline_ns);
   const int64_t left = front_.open_streams.load();
   health_.Shutdown();
+  // Scraped to the end of the drain; closing may take 2 s of its own.
+  std::thread closer([this] { metrics_->Close(); });
   grpc_->Shutdown(left == 0 ? kEndGraceNs : 0);
   closer.join();
   spdlog::info("stopped cut_streams={}", left);

@@ -1,13 +1,18 @@
 #include "server/metrics_exporter.h"
 
 #include <dlfcn.h>
+#include <netdb.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
 #include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,6 +58,23 @@ class Collector final : public prometheus::Collectable {
   std::atomic<bool> has_model_{false};
 };
 
+// Opens and drops a connection to `place`. Best effort.
+void Knock(const HostPort& place, int port) {
+  const bool bracketed = place.host.front() == '[';
+  const std::string host = bracketed ? place.host.substr(1, place.host.size() - 2) : place.host;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found) != 0) return;
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd >= 0) {
+    // In progress is good enough: the listener wakes up either way.
+    static_cast<void>(connect(fd, found->ai_addr, found->ai_addrlen));
+    close(fd);
+  }
+  freeaddrinfo(found);
+}
+
 }  // namespace
 
 class MetricsExporter::Listener {
@@ -90,10 +112,24 @@ absl::StatusOr<std::unique_ptr<MetricsExporter>> MetricsExporter::Start(const st
 MetricsExporter::MetricsExporter(std::unique_ptr<Listener> listener, int port, std::string address)
     : listener_(std::move(listener)), port_(port), address_(std::move(address)) {}
 
-MetricsExporter::~MetricsExporter() = default;
+MetricsExporter::~MetricsExporter() { Close(); }
 
 void MetricsExporter::SetModel(const ExportedModel& model) { listener_->collector().SetModel(model); }
 
-void MetricsExporter::Close() { listener_.reset(); }
+// civetweb looks at its stop flag every 2 s, or when a connection comes: so give it some.
+void MetricsExporter::Close() {
+  if (listener_ == nullptr) return;
+  const absl::StatusOr<HostPort> place = ParseHostPort(address_);
+  std::atomic<bool> closed{false};
+  std::thread knocker([&] {
+    while (place.ok() && !closed.load()) {
+      Knock(*place, port_);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  listener_.reset();
+  closed.store(true);
+  knocker.join();
+}
 
 }  // namespace augur::server

@@ -130,7 +130,7 @@ void AppendDistributions(const engine::EngineStats& stats, FamilyWriter* out) {
   out->Histogram(names::kTimeToFirstToken, "Time from arrival to the first token.",
                  stats.first_token_seconds);
   out->Histogram(names::kInterToken, "Time between tokens of a request.", stats.inter_token_seconds);
-  out->Histogram(names::kRequestSeconds, "Time from arrival to the end of an accepted request.",
+  out->Histogram(names::kRequestSeconds, "Time from arrival to the end of a request that finished.",
                  stats.request_seconds);
   out->Histogram(names::kRequestPromptTokens, "Prompt tokens of a request.", stats.request_prompt_tokens);
   out->Histogram(names::kRequestGeneratedTokens, "Generated tokens of a request.",

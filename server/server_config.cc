@@ -300,7 +300,8 @@ std::string FolderName(const std::string& folder) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(folder, error);
   if (error) path = folder;
-  std::string name = path.filename().string();
+  if (!path.has_filename()) path = path.parent_path();  // a trailing slash
+  const std::string name = path.filename().string();
   return name.empty() ? "model" : name;
 }
 

@@ -71,7 +71,7 @@ absl::Status ExplainFailure(const grpc::ByteBuffer& bytes, const Descriptor& typ
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   grpc::ByteBuffer shared(bytes);  // counts references, copies nothing
-  if (!shared.Valid()) return absl::OkStatus();
+  if (!shared.Valid()) return absl::CancelledError("the call ended before its request had arrived");
   grpc::ProtoBufferReader reader(&shared);
   if (reader.status().ok() && message->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
   return ExplainFailure(bytes, *message->GetDescriptor());

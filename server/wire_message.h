@@ -2,7 +2,8 @@
 //
 // gRPC's typed handlers answer UNIMPLEMENTED to text that is not UTF-8 and to bytes that do not parse; calls
 // that carry text are therefore taken raw and parsed here.
-// Thread: plain functions. Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed).
+// Thread: plain functions. Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed);
+// CANCELLED where no message came at all: gRPC starts the handler of a call that was cancelled that early, too.
 #pragma once
 
 #include <google/protobuf/message.h>

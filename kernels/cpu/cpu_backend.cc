@@ -8,14 +8,15 @@
 namespace augur::kernels {
 namespace {
 
-// Room for split attention. One decode row of 32 heads of 128 over 128 Ki tokens fills 2.4 MB; spans that
-// find no room left are not split (slower, same bits).
+// Room for split attention. One decode row of 32 heads of 128 over 128 Ki tokens fills 2.4 MB;
+// spans that find no room left are not split (slower, same bits).
 constexpr size_t kPartialBytesPerThread = size_t{4} << 20;
 
 bool Supports(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kAuto:
-    case CpuIsa::kGeneric: return true;
+    case CpuIsa::kGeneric:
+      return true;
     case CpuIsa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
              __builtin_cpu_supports("f16c");
@@ -38,9 +39,12 @@ CpuIsa DetectCpuIsa() {
 const IsaKernels& KernelsFor(CpuIsa isa) {
   AUGUR_CHECK(Supports(isa));
   switch (isa == CpuIsa::kAuto ? DetectCpuIsa() : isa) {
-    case CpuIsa::kAvx512: return Avx512Kernels();
-    case CpuIsa::kAvx2: return Avx2Kernels();
-    default: return GenericKernels();
+    case CpuIsa::kAvx512:
+      return Avx512Kernels();
+    case CpuIsa::kAvx2:
+      return Avx2Kernels();
+    default:
+      return GenericKernels();
   }
 }
 
@@ -53,8 +57,7 @@ CpuBackend::CpuBackend(const CpuBackendOptions& options)
       pool_(options.num_threads),
       partials_(kPartialBytesPerThread * options.num_threads),
       sampling_scratch_(options.num_threads) {
-  const size_t floats =
-      std::max<size_t>(AttentionScratchFloats(kMaxHeadDim), kLinearScratchFloats);
+  const size_t floats = std::max<size_t>(AttentionScratchFloats(kMaxHeadDim), kLinearScratchFloats);
   AUGUR_CHECK(partials_.data() != nullptr);
   for (int thread = 0; thread < options.num_threads; ++thread) {
     thread_scratch_.emplace_back(floats * sizeof(float));

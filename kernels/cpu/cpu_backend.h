@@ -1,11 +1,11 @@
-// The CPU backend: Backend's ops by the kernels of one instruction set on a team of threads. Each op is one
-// file beside this one (linear.cc, paged_attention.cc, ...); the inner loops are in isa/.
+// The CPU backend: Backend's ops by the kernels of one instruction set on a team of threads. Each
+// op is one file beside this one (linear.cc, paged_attention.cc, ...); the inner loops are in isa/.
 //
 // Thread: as Backend; ops have finished when they return, so Synchronize() does nothing.
-// Ownership: owns its threads and scratch. Scratch is bounded and allocated here, at start: a thread has
-// AttentionScratchFloats(256) and kLinearScratchFloats (0.9 MB), and kPartialBytesPerThread for split
-// attention; SampleTokens keeps 12 bytes a thread for each token of the largest vocabulary seen.
-// Failure: a bad shape is a CHECK.
+// Ownership: owns its threads and scratch. Scratch is bounded and allocated here, at start: a
+// thread has AttentionScratchFloats(256) and kLinearScratchFloats (0.9 MB), and
+// kPartialBytesPerThread for split attention; SampleTokens keeps 12 bytes a thread for each token
+// of the largest vocabulary seen. Failure: a bad shape is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -53,11 +53,12 @@ class CpuBackend final : public Backend {
   // One work item of PagedAttention. The span is complete but for its scratch.
   struct AttentionItem {
     AttentionSpan span;
-    int64_t cost = 0;      // in query rows x blocks
-    bool is_split = false; // then its groups go to partials, and a second pass merges them
+    int64_t cost = 0;       // in query rows x blocks
+    bool is_split = false;  // then its groups go to partials, and a second pass merges them
   };
 
-  // body(first_row, end_row, thread) over all rows, in as many items as pay for row_cost (floats touched).
+  // body(first_row, end_row, thread) over all rows, in as many items as pay for row_cost (floats
+  // touched).
   template <class Body>
   void ForRows(int rows, int64_t row_cost, const Body& body);
 
@@ -74,7 +75,8 @@ class CpuBackend final : public Backend {
   std::vector<AttentionSpan> merge_spans_;         // likewise
 };
 
-// Below this many floats an item costs less than handing it to another thread (about a microsecond).
+// Below this many floats an item costs less than handing it to another thread (about a
+// microsecond).
 inline constexpr int64_t kFloatsPerRowItem = 4096;
 
 template <class Body>

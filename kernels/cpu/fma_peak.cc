@@ -32,7 +32,8 @@ double BestSeconds(ThreadPool& pool, const Body& body) {
 
 double MeasureFmaPeakGflops(int threads, CpuIsa isa) {
   const IsaKernels& kernels = KernelsFor(isa);
-  // Around 10 ms a trial; the generic kernels have no Fma instruction and are a hundred times slower.
+  // Around 10 ms a trial; the generic kernels have no Fma instruction and are a hundred times
+  // slower.
   const int64_t rounds = &kernels == &GenericKernels() ? 50'000 : 5'000'000;
   ThreadPool pool(threads);
   std::vector<double> operations(threads);
@@ -48,11 +49,13 @@ double MeasureReadBandwidthGBps(int threads, size_t bytes) {
   AUGUR_CHECK(buffer.data() != nullptr);
   std::memset(buffer.data(), 0, bytes);
   const size_t share = bytes / sizeof(float) / threads / 16 * 16;
-  const int repeats = static_cast<int>(std::max<size_t>(1, (size_t{256} << 20) / std::max<size_t>(bytes, 1)));
+  const int repeats =
+      static_cast<int>(std::max<size_t>(1, (size_t{256} << 20) / std::max<size_t>(bytes, 1)));
   ThreadPool pool(threads);
   std::vector<float> sums(threads);
   const double seconds = BestSeconds(pool, [&](int item, int) {
-    for (int i = 0; i < repeats; ++i) sums[item] += kernels.read_floats(buffer.floats() + item * share, share);
+    for (int i = 0; i < repeats; ++i)
+      sums[item] += kernels.read_floats(buffer.floats() + item * share, share);
   });
   return static_cast<double>(share) * sizeof(float) * threads * repeats / seconds / 1e9;
 }

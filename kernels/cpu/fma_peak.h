@@ -9,7 +9,8 @@
 
 namespace augur::kernels {
 
-// Float32 multiply-adds, two operations each, all threads together; registers only. Takes about 0.1 s.
+// Float32 multiply-adds, two operations each, all threads together; registers only. Takes about 0.1
+// s.
 double MeasureFmaPeakGflops(int threads, CpuIsa isa);
 
 // Reading `bytes` of memory, shared out among the threads, several times over; 1e9 bytes a second.

@@ -9,7 +9,8 @@
 namespace augur::kernels {
 namespace {
 
-// Below this many multiply-adds (about 2 us on one core) a second thread does not pay for its hand-over.
+// Below this many multiply-adds (about 2 us on one core) a second thread does not pay for its
+// hand-over.
 constexpr int64_t kProductsPerItem = 64 << 10;
 // One row takes up to four panels at once; more rows gain nothing from a larger item.
 constexpr int kPanelsPerItem = 4;
@@ -20,8 +21,8 @@ std::unique_ptr<PackedWeight> CpuBackend::PackWeight(const WeightSource& source)
   return std::make_unique<CpuPackedWeight>(source, isa_, pool_);
 }
 
-// Items are row blocks x runs of panels, rows outermost so that a block's x stays in cache. Never parts of
-// in_features: an output is one chain of sums.
+// Items are row blocks x runs of panels, rows outermost so that a block's x stays in cache. Never
+// parts of in_features: an output is one chain of sums.
 void CpuBackend::Linear(const LinearParams& params) {
   const auto& weight = static_cast<const CpuPackedWeight&>(*params.weight);
   AUGUR_CHECK(weight.panel_columns() == isa_.panel_columns);

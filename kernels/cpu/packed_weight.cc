@@ -7,7 +7,8 @@
 
 namespace augur::kernels {
 
-CpuPackedWeight::CpuPackedWeight(const WeightSource& source, const IsaKernels& isa, ThreadPool& pool)
+CpuPackedWeight::CpuPackedWeight(const WeightSource& source, const IsaKernels& isa,
+                                 ThreadPool& pool)
     : out_features_(source.out_features),
       in_features_(source.in_features),
       panel_columns_(isa.panel_columns),
@@ -36,8 +37,9 @@ void CpuPackedWeight::PackPanel(const WeightSource& source, int index) {
     auto* to = reinterpret_cast<float*>(panel);
     for (int i = 0; i < in_features_; ++i) {
       to[size_t(i) * panel_columns_ + c] =
-          source.dtype == DType::kF32 ? static_cast<const float*>(source.data)[row + i]
-                                      : FloatFromF16(static_cast<const uint16_t*>(source.data)[row + i]);
+          source.dtype == DType::kF32
+              ? static_cast<const float*>(source.data)[row + i]
+              : FloatFromF16(static_cast<const uint16_t*>(source.data)[row + i]);
     }
   }
 }

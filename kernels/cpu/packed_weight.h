@@ -1,9 +1,10 @@
-// A weight in the panels that isa/linear_body.h reads (LinearBlock in isa_kernels.h says how they lie).
-// bf16 stays bf16, which is exact and half the bytes a decode step streams; float32 and fp16 become
-// float32 panels, exact too (fp16 twice the bytes: no checkpoint we serve is worth a third kernel).
+// A weight in the panels that isa/linear_body.h reads (LinearBlock in isa_kernels.h says how they
+// lie). bf16 stays bf16, which is exact and half the bytes a decode step streams; float32 and fp16
+// become float32 panels, exact too (fp16 twice the bytes: no checkpoint we serve is worth a third
+// kernel).
 //
-// Thread: immutable once packed. Ownership: owns its panels, not the source. Failure: out of memory is a
-// CHECK, as weights are loaded at start.
+// Thread: immutable once packed. Ownership: owns its panels, not the source. Failure: out of memory
+// is a CHECK, as weights are loaded at start.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +30,7 @@ class CpuPackedWeight final : public PackedWeight {
   const std::byte* panel(int index) const { return panels_.data() + index * panel_bytes(); }
 
  private:
-  size_t panel_bytes() const {
-    return size_t(in_features_) * panel_columns_ * (is_bf16_ ? 2 : 4);
-  }
+  size_t panel_bytes() const { return size_t(in_features_) * panel_columns_ * (is_bf16_ ? 2 : 4); }
   void PackPanel(const WeightSource& source, int index);
 
   int out_features_;

@@ -9,8 +9,8 @@ namespace augur::kernels {
 namespace {
 
 constexpr int kGroupTokens = kAttentionGroupBlocks * kBlockTokens;
-// A span costs its rows for every block, and about this many rows more for transposing and widening the
-// block (measured: kernels/README.md).
+// A span costs its rows for every block, and about this many rows more for transposing and widening
+// the block (measured: kernels/README.md).
 constexpr int kBlockLoadRows = 6;
 // Spans to a thread: enough that the last one to finish keeps nobody waiting for long.
 constexpr int kSpansPerThread = 4;
@@ -21,7 +21,8 @@ int LastPosition(const AttentionSpan& span) {
 
 }  // namespace
 
-// One item for each (segment, kv head, up to kAttentionMaxRows query rows), the longest of a segment first.
+// One item for each (segment, kv head, up to kAttentionMaxRows query rows), the longest of a
+// segment first.
 void CpuBackend::PlanAttention(const PagedAttentionParams& params) {
   const PagedKv& kv = params.kv;
   const int group_heads = params.num_q_heads / kv.num_kv_heads;
@@ -51,14 +52,15 @@ void CpuBackend::PlanAttention(const PagedAttentionParams& params) {
         span.scale = params.scale;
         span.group_end = LastPosition(span) / kGroupTokens + 1;
         const int64_t blocks = LastPosition(span) / kBlockTokens + 1;
-        attention_items_.push_back({span, blocks * (span.row_end - span.row_begin + kBlockLoadRows)});
+        attention_items_.push_back(
+            {span, blocks * (span.row_end - span.row_begin + kBlockLoadRows)});
       }
     }
   }
 }
 
-// Spans that would outlast the others are cut at group edges. Each piece leaves one state a group, since
-// only the whole list of groups may be merged, in ascending order.
+// Spans that would outlast the others are cut at group edges. Each piece leaves one state a group,
+// since only the whole list of groups may be merged, in ascending order.
 void CpuBackend::SplitLongSpans(int head_dim) {
   merge_spans_.clear();
   if (pool_.num_threads() == 1) return;
@@ -72,7 +74,8 @@ void CpuBackend::SplitLongSpans(int head_dim) {
   for (size_t i = 0; i < num_items; ++i) {
     const AttentionItem whole = attention_items_[i];
     const int groups = whole.span.group_end;
-    const int pieces = static_cast<int>(std::min<int64_t>((whole.cost + fair_cost - 1) / fair_cost, groups));
+    const int pieces =
+        static_cast<int>(std::min<int64_t>((whole.cost + fair_cost - 1) / fair_cost, groups));
     const size_t group_floats = (whole.span.row_end - whole.span.row_begin) * state_floats;
     if (pieces <= 1 || groups * group_floats > static_cast<size_t>(room_end - room)) continue;
     for (int piece = 0; piece < pieces; ++piece) {

@@ -1,6 +1,6 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a counter-based
-// generator. The same counter and key give the same four words anywhere, so a draw needs no state that a
-// batch, a preemption or a thread could disturb.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a
+// counter-based generator. The same counter and key give the same four words anywhere, so a draw
+// needs no state that a batch, a preemption or a thread could disturb.
 //
 // Thread: pure. Failure: none.
 #pragma once

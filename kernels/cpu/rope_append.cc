@@ -18,7 +18,8 @@ void CheckSegments(const RopeAppendParams& params) {
 }
 
 // One token: rotates its q and k in place, then writes k and v to the token's place in each page.
-void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Segment& segment, int row) {
+void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Segment& segment,
+               int row) {
   const PagedKv& kv = params.kv;
   const int head_dim = kv.head_dim;
   const int position = segment.first_position + row - segment.first_row;

@@ -1,8 +1,8 @@
-// How a row is drawn. Tokens are ordered by falling logit, ties by rising id. top_k keeps the first k;
-// top_p the shortest start of what is left that holds top_p of its probability; min_p then drops tokens
-// below min_p times the highest probability (the order of the Hugging Face warpers). What is kept is some
-// start of that order, so one last token describes it. The draw walks the kept tokens by rising id, which
-// needs no sort, adding weights in double; a filter that is off costs nothing.
+// How a row is drawn. Tokens are ordered by falling logit, ties by rising id. top_k keeps the first
+// k; top_p the shortest start of what is left that holds top_p of its probability; min_p then drops
+// tokens below min_p times the highest probability (the order of the Hugging Face warpers). What is
+// kept is some start of that order, so one last token describes it. The draw walks the kept tokens
+// by rising id, which needs no sort, adding weights in double; a filter that is off costs nothing.
 #include "kernels/ops/sample_tokens.h"
 
 #include <algorithm>
@@ -31,10 +31,12 @@ int32_t FirstAtMaximum(const float* logits, int vocab, float max) {
   return static_cast<int32_t>(std::find(logits, logits + vocab, max) - logits);
 }
 
-// tokens: any order, its first `count` are the candidates. Returns how many of them the nucleus has and
-// leaves these first, sorted.
-int SortNucleus(const float* weights, FallingLogit order, double top_p, int32_t* tokens, int count) {
-  double total = 0.0;  // by rising id or in sorted order: the caller's, fixed for the same parameters
+// tokens: any order, its first `count` are the candidates. Returns how many of them the nucleus has
+// and leaves these first, sorted.
+int SortNucleus(const float* weights, FallingLogit order, double top_p, int32_t* tokens,
+                int count) {
+  double total =
+      0.0;  // by rising id or in sorted order: the caller's, fixed for the same parameters
   for (int i = 0; i < count; ++i) total += weights[tokens[i]];
   const double wanted = top_p * total;
   double sum = 0.0;
@@ -54,12 +56,12 @@ int SortNucleus(const float* weights, FallingLogit order, double top_p, int32_t*
 
 void CpuBackend::SampleTokens(const SampleTokensParams& params) {
   AUGUR_CHECK(params.rows >= 0 && params.vocab > 0);
-  pool_.ParallelFor(params.rows, [&](int row, int thread) {
-    SampleRow(params, row, sampling_scratch_[thread]);
-  });
+  pool_.ParallelFor(
+      params.rows, [&](int row, int thread) { SampleRow(params, row, sampling_scratch_[thread]); });
 }
 
-void CpuBackend::SampleRow(const SampleTokensParams& params, int row, SamplingScratch& scratch) const {
+void CpuBackend::SampleRow(const SampleTokensParams& params, int row,
+                           SamplingScratch& scratch) const {
   const SamplingRow& rule = params.params[row];
   AUGUR_CHECK(rule.temperature >= 0.0f && rule.top_p > 0.0f && rule.top_p <= 1.0f);
   AUGUR_CHECK(rule.min_p >= 0.0f && rule.min_p <= 1.0f);
@@ -103,8 +105,8 @@ void CpuBackend::SampleRow(const SampleTokensParams& params, int row, SamplingSc
   };
   double total = 0.0;
   for (int i = 0; i < vocab; ++i) total += is_kept(i) ? weights[i] : 0.0f;
-  const double target = total * PhiloxUniform(PhiloxPurpose::kSampleToken, rule.seed, rule.choice_index,
-                                              rule.position);
+  const double target = total * PhiloxUniform(PhiloxPurpose::kSampleToken, rule.seed,
+                                              rule.choice_index, rule.position);
   double sum = 0.0;
   for (int i = 0; i < vocab; ++i) {
     if (weights[i] == 0.0f || !is_kept(i)) continue;

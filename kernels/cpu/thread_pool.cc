@@ -11,14 +11,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a worker looks for the next job before it sleeps. Ops of a decode step follow each other within
-// a few microseconds, while waking a sleeper costs tens: see kernels/README.md for the measured times.
+// How long a worker looks for the next job before it sleeps. Ops of a decode step follow each other
+// within a few microseconds, while waking a sleeper costs tens: see kernels/README.md for the
+// measured times.
 constexpr std::chrono::microseconds kSpin{50};
 // With more threads than cores a spinner steals the core of the one it waits for.
 constexpr std::chrono::microseconds kSpinOversubscribed{2};
 constexpr int kPausesPerRound = 16;  // under a microsecond; between two looks at the clock
-// The caller's wait for the last items, in pauses (some 40 ns each): an item is at most tens of microseconds
-// of work, so a longer wait means that its thread has lost its core.
+// The caller's wait for the last items, in pauses (some 40 ns each): an item is at most tens of
+// microseconds of work, so a longer wait means that its thread has lost its core.
 constexpr int kPausesBeforeYield = 2000;
 
 int NumUsableCores() {

@@ -1,11 +1,11 @@
-// A fixed team of threads for one caller: ParallelFor hands out items 0..n-1, the calling thread works
-// too, and returns when all are done. Which thread runs which item is left to chance, so an item must
-// give the same bits on any of them.
+// A fixed team of threads for one caller: ParallelFor hands out items 0..n-1, the calling thread
+// works too, and returns when all are done. Which thread runs which item is left to chance, so an
+// item must give the same bits on any of them.
 //
-// Thread: one ParallelFor at a time, never from inside a body. Everything written before the call is seen
-// by the bodies, everything they write is seen after it.
-// Ownership: owns its threads, joined by the destructor. No call allocates.
-// Failure: none; fewer cores than threads cost time only.
+// Thread: one ParallelFor at a time, never from inside a body. Everything written before the call
+// is seen by the bodies, everything they write is seen after it. Ownership: owns its threads,
+// joined by the destructor. No call allocates. Failure: none; fewer cores than threads cost time
+// only.
 #pragma once
 
 #include <atomic>
@@ -27,13 +27,16 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // body(item, thread) for every item in [0, num_items); thread in [0, num_threads()) names scratch that
-  // no other body uses meanwhile.
+  // body(item, thread) for every item in [0, num_items); thread in [0, num_threads()) names scratch
+  // that no other body uses meanwhile.
   template <class Body>
   void ParallelFor(int num_items, const Body& body) {
-    Run(num_items, [](const void* context, int item, int thread) {
-      (*static_cast<const Body*>(context))(item, thread);
-    }, &body);
+    Run(
+        num_items,
+        [](const void* context, int item, int thread) {
+          (*static_cast<const Body*>(context))(item, thread);
+        },
+        &body);
   }
 
  private:
@@ -44,13 +47,13 @@ class ThreadPool {
   bool WaitForJob(uint32_t seen_job);
   void RunItems(uint32_t job, int thread);
 
-  // The open job: its number in the high half, the next item in the low half. A worker takes an item by
-  // compare-and-swap, which fails once the job has changed, so a late worker never touches a newer job's
-  // items with an older job's body and the caller need not wait for sleepers.
+  // The open job: its number in the high half, the next item in the low half. A worker takes an
+  // item by compare-and-swap, which fails once the job has changed, so a late worker never touches
+  // a newer job's items with an older job's body and the caller need not wait for sleepers.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
-  // Valid for the job in ticket_; atomics because a late worker may read them while they change (what it
-  // read is then thrown away by the failing swap).
+  // Valid for the job in ticket_; atomics because a late worker may read them while they change
+  // (what it read is then thrown away by the failing swap).
   std::atomic<Function> function_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> num_items_{0};

@@ -50,17 +50,22 @@ struct CompleteOptions {
 };
 
 void AddPromptOptions(CLI::App* command, CompleteOptions* options) {
-  auto* text = command->add_option("TEXT", options->text, "The prompt, where no file is given");
+  command->add_option("TEXT", options->text, "The prompt, where no file is given")->type_name(" ");
   command->add_option("-f,--file", options->file, "Document to read, \"-\" for standard input")
-      ->type_name("FILE")
-      ->excludes(text);
-  command->add_option("-q,--question", options->question,
-                      "Asked after the document, on a line that begins with \"Question: \". End it with the "
-                      "beginning of the answer when the model only continues text");
+      ->type_name("FILE");
+  command
+      ->add_option(
+          "-q,--question", options->question,
+          "Asked after the document, on a line that begins with\n\"Question: \"; end it with the "
+          "beginning of the answer when the\nmodel only continues text")
+      ->type_name("TEXT");
   command->add_option("--model", options->model, "Refuse to be served by another model")
       ->type_name("NAME");
-  command->add_option("--request-id", options->request_id, "Label for the daemon's log")->type_name("ID");
-  command->add_option("--cache-salt", options->cache_salt, "Share cached prefixes only with the same salt")
+  command->add_option("--request-id", options->request_id, "Label for the daemon's log")
+      ->type_name("ID");
+  command
+      ->add_option("--cache-salt", options->cache_salt,
+                   "Share cached prefixes only with calls of the same salt")
       ->type_name("TEXT");
   command->add_flag("--no-prefix-cache", options->bypass_prefix_cache, "Compute the whole prompt");
   command->add_flag("--no-special-tokens", options->no_special_tokens, "Add no begin token");
@@ -68,37 +73,58 @@ void AddPromptOptions(CLI::App* command, CompleteOptions* options) {
                     "Take special tokens that the text spells out as plain text");
 }
 
+// Options that belong together in the help.
+class OptionGroup {
+ public:
+  OptionGroup(CLI::App* command, const char* name) : command_(command), name_(name) {}
+
+  template <typename T>
+  CLI::Option* Add(const char* option, T* value, const char* type, const char* help) {
+    return command_->add_option(option, *value, help)->type_name(type)->group(name_);
+  }
+  template <typename T>
+  void AddList(const char* option, std::vector<T>* values, const char* type, const char* help) {
+    Add(option, values, type, help)
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+  void AddFlag(const char* option, bool* value, const char* help) {
+    command_->add_flag(option, *value, help)->group(name_);
+  }
+
+ private:
+  CLI::App* const command_;
+  const char* const name_;
+};
+
 void AddSamplingOptions(CLI::App* command, CompleteOptions* options) {
-  const char* group = "Sampling and stopping";
-  command->add_option("--max-tokens", options->max_tokens, "End after so many tokens")
-      ->type_name("N")->capture_default_str()->group(group);
-  command->add_option("--min-tokens", options->min_tokens, "No end-of-sequence before so many tokens")
-      ->type_name("N")->group(group);
-  command->add_option("--temperature", options->temperature, "0: always the likeliest token; the daemon's default is 1")
-      ->type_name("T")->group(group);
-  command->add_option("--top-k", options->top_k, "Draw from the K likeliest tokens; 0: off")
-      ->type_name("K")->group(group);
-  command->add_option("--top-p", options->top_p, "Draw from the likeliest tokens that have P together")
-      ->type_name("P")->group(group);
-  command->add_option("--min-p", options->min_p, "Leave out tokens below P times the likeliest")
-      ->type_name("P")->group(group);
-  command->add_option("--seed", options->seed, "Makes a sampled answer repeatable")
-      ->type_name("N")->group(group);
-  command->add_option("--stop", options->stop,
-                      "End before this text; may be given several times. In bash a line end is $'\\n'")
-      ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group(group);
-  command->add_option("--stop-token-id", options->stop_token_ids, "End at this token; may be given several times")
-      ->type_name("ID")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group(group);
-  command->add_flag("--ignore-eos", options->ignore_eos, "Go on past end-of-sequence tokens")->group(group);
+  OptionGroup group(command, "Sampling and stopping");
+  group.Add("--max-tokens", &options->max_tokens, "N", "End after so many tokens")
+      ->capture_default_str();
+  group.Add("--min-tokens", &options->min_tokens, "N", "No end-of-sequence before so many tokens");
+  group.Add("--temperature", &options->temperature, "T",
+            "0: always the likeliest token; the daemon's default is 1");
+  group.Add("--top-k", &options->top_k, "K", "Draw from the K likeliest tokens; 0: off");
+  group.Add("--top-p", &options->top_p, "P", "Draw from the likeliest tokens that have P together");
+  group.Add("--min-p", &options->min_p, "P", "Leave out tokens below P times the likeliest");
+  group.Add("--seed", &options->seed, "N", "Makes a sampled answer repeatable");
+  group.AddList("--stop", &options->stop, "TEXT",
+                "End before this text, may be given several times;\nin bash a line end is $'\\n'");
+  group.AddList("--stop-token-id", &options->stop_token_ids, "ID",
+                "End at this token, may be given several times");
+  group.AddFlag("--ignore-eos", &options->ignore_eos, "Go on past end-of-sequence tokens");
 }
 
 void AddOutputOptions(CLI::App* command, CompleteOptions* options) {
-  const char* group = "What standard error shows";
-  command->add_option("--progress", options->progress, "Prefill progress: auto (a bar, on a terminal only), "
-                                                       "always (lines where there is no terminal), never")
-      ->type_name("WHEN")->check(CLI::IsMember({"auto", "always", "never"}))->capture_default_str()->group(group);
-  auto* timings = command->add_flag("--timings", options->timings, "All timings at the end, one a line")->group(group);
-  command->add_flag("--quiet", options->quiet, "Errors only")->excludes(timings)->group(group);
+  OptionGroup group(command, "What standard error shows");
+  group
+      .Add("--progress", &options->progress, "WHEN",
+           "Prefill progress: auto (a bar, on a terminal only),\nalways (lines where there is no "
+           "terminal) or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
+      ->capture_default_str();
+  group.AddFlag("--timings", &options->timings, "All timings at the end, one a line");
+  group.AddFlag("--quiet", &options->quiet, "Errors only");
 }
 
 v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prompt, bool progress) {
@@ -131,27 +157,33 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
 
 std::string ReasonOf(const v1::Finished& finished) {
   switch (finished.finish_reason()) {
-    case v1::FINISH_REASON_STOP: return "stop";
-    case v1::FINISH_REASON_LENGTH: return "length";
-    case v1::FINISH_REASON_EOS: return "end of sequence";
-    default: return "unknown";
+    case v1::FINISH_REASON_STOP:
+      return "stop";
+    case v1::FINISH_REASON_LENGTH:
+      return "length";
+    case v1::FINISH_REASON_EOS:
+      return "end of sequence";
+    default:
+      return "unknown";
   }
 }
 
 void PrintSummary(const v1::Finished& finished) {
   const v1::Usage& usage = finished.usage();
   const v1::Timings& timings = finished.timings();
-  std::fprintf(stderr, "%s prompt tokens (%s cached), %s generated (%s); first token %s, total %s\n",
-               WithThousands(usage.prompt_tokens()).c_str(), WithThousands(usage.cached_tokens()).c_str(),
-               WithThousands(usage.completion_tokens()).c_str(), ReasonOf(finished).c_str(),
-               FormatMilliseconds(timings.first_token_ms()).c_str(),
-               FormatMilliseconds(timings.total_ms()).c_str());
+  std::fprintf(
+      stderr, "%s prompt tokens (%s cached), %s generated (%s); first token %s, total %s\n",
+      WithThousands(usage.prompt_tokens()).c_str(), WithThousands(usage.cached_tokens()).c_str(),
+      WithThousands(usage.completion_tokens()).c_str(), ReasonOf(finished).c_str(),
+      FormatMilliseconds(timings.first_token_ms()).c_str(),
+      FormatMilliseconds(timings.total_ms()).c_str());
 }
 
 void PrintTimings(const v1::Finished& finished) {
   const v1::Usage& usage = finished.usage();
   const v1::Timings& timings = finished.timings();
-  const uint32_t computed = usage.prompt_tokens() - std::min(usage.cached_tokens(), usage.prompt_tokens());
+  const uint32_t computed =
+      usage.prompt_tokens() - std::min(usage.cached_tokens(), usage.prompt_tokens());
   std::fprintf(stderr, "prompt tokens     %s\n", WithThousands(usage.prompt_tokens()).c_str());
   std::fprintf(stderr, "  from the cache  %s\n", WithThousands(usage.cached_tokens()).c_str());
   std::fprintf(stderr, "generated tokens  %s\n", WithThousands(usage.completion_tokens()).c_str());
@@ -159,12 +191,15 @@ void PrintTimings(const v1::Finished& finished) {
   std::fprintf(stderr, "queue             %s\n", FormatMilliseconds(timings.queue_ms()).c_str());
   std::fprintf(stderr, "prefill           %s", FormatMilliseconds(timings.prefill_ms()).c_str());
   if (timings.prefill_ms() > 0) {
-    std::fprintf(stderr, "  (%s tokens/s)",
-                 WithThousands(static_cast<uint64_t>(1000.0 * computed / timings.prefill_ms())).c_str());
+    std::fprintf(
+        stderr, "  (%s tokens/s)",
+        WithThousands(static_cast<uint64_t>(1000.0 * computed / timings.prefill_ms())).c_str());
   }
-  std::fprintf(stderr, "\nfirst token       %s\n", FormatMilliseconds(timings.first_token_ms()).c_str());
+  std::fprintf(stderr, "\nfirst token       %s\n",
+               FormatMilliseconds(timings.first_token_ms()).c_str());
   std::fprintf(stderr, "decode            %s\n", FormatMilliseconds(timings.decode_ms()).c_str());
-  std::fprintf(stderr, "  between tokens  %s\n", FormatMilliseconds(timings.mean_inter_token_ms()).c_str());
+  std::fprintf(stderr, "  between tokens  %s\n",
+               FormatMilliseconds(timings.mean_inter_token_ms()).c_str());
   std::fprintf(stderr, "total             %s\n", FormatMilliseconds(timings.total_ms()).c_str());
 }
 
@@ -201,7 +236,8 @@ class StreamPrinter {
   std::optional<v1::Finished> finished_;
 };
 
-int Stream(const CompleteOptions& options, const v1::CompleteRequest& request, bool stderr_is_terminal) {
+int Stream(const CompleteOptions& options, const v1::CompleteRequest& request,
+           bool stderr_is_terminal) {
   grpc::ClientContext context;
   const InterruptWatch interrupt(&context);
   SetDeadline(options.connection, &context);
@@ -241,6 +277,14 @@ int Stream(const CompleteOptions& options, const v1::CompleteRequest& request, b
 }
 
 int RunComplete(const CompleteOptions& options) {
+  if (!options.text.empty() && !options.file.empty()) {
+    PrintError("give TEXT or --file, not both");
+    return kExitUsage;
+  }
+  if (options.timings && options.quiet) {
+    PrintError("give --timings or --quiet, not both");
+    return kExitUsage;
+  }
   std::string document = options.text;
   if (!options.file.empty()) {
     absl::StatusOr<std::string> text = ReadTextFile(options.file);
@@ -255,8 +299,8 @@ int RunComplete(const CompleteOptions& options) {
     return kExitUsage;
   }
   const bool stderr_is_terminal = isatty(STDERR_FILENO) != 0;
-  const bool progress =
-      !options.quiet && (options.progress == "always" || (options.progress == "auto" && stderr_is_terminal));
+  const bool progress = !options.quiet && (options.progress == "always" ||
+                                           (options.progress == "auto" && stderr_is_terminal));
   const v1::CompleteRequest request =
       MakeRequest(options, JoinPrompt(std::move(document), options.question), progress);
   return Stream(options, request, stderr_is_terminal);
@@ -265,16 +309,17 @@ int RunComplete(const CompleteOptions& options) {
 }  // namespace
 
 void AddCompleteCommand(CLI::App* app, std::function<int()>* run) {
-  CLI::App* command = app->add_subcommand("complete", "Send a document and a question, print the answer");
+  CLI::App* command =
+      app->add_subcommand("complete", "Send a document and a question, print the answer");
   const auto options = std::make_shared<CompleteOptions>();  // shared: CLI11 copies the callback
   AddPromptOptions(command, options.get());
   AddSamplingOptions(command, options.get());
   AddOutputOptions(command, options.get());
   AddConnectionOptions(command, &options->connection);
   command->footer(
-      "The text goes to standard output as it comes, everything else to standard error. Ctrl-C cancels the\n"
-      "call.\n\n"
-      "  augur complete --temperature 0 -f report.txt -q 'Who wrote the report? The report was written by'\n"
+      "The text goes to standard output as it comes, everything else to standard error.\n"
+      "Ctrl-C cancels the call.\n\n"
+      "  augur complete --temperature 0 -f report.txt -q 'Who wrote this? This was written by'\n"
       "  git log | augur complete -f - -q 'What changed last? The last change' --stop $'\\n'\n");
   command->callback([options, run] { *run = [options] { return RunComplete(*options); }; });
 }

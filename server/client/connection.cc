@@ -15,7 +15,7 @@ void AddConnectionOptions(CLI::App* command, ConnectionOptions* options) {
       ->group("Connection");
   command->add_option("--deadline", options->deadline_s, "Give up after so many seconds; 0: never")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(0.0, 1e6).description(""))
       ->capture_default_str()
       ->group("Connection");
 }
@@ -33,24 +33,38 @@ std::shared_ptr<grpc::Channel> Connect(const ConnectionOptions& options) {
 
 void SetDeadline(const ConnectionOptions& options, grpc::ClientContext* context) {
   if (options.deadline_s <= 0) return;
-  const auto microseconds = std::chrono::microseconds(static_cast<int64_t>(options.deadline_s * 1e6));
+  const auto microseconds =
+      std::chrono::microseconds(static_cast<int64_t>(options.deadline_s * 1e6));
   context->set_deadline(std::chrono::system_clock::now() + microseconds);
 }
 
 std::string StatusName(grpc::StatusCode code) {
-  static constexpr std::array<const char*, 17> kNames = {
-      "OK",           "CANCELLED",          "UNKNOWN",           "INVALID_ARGUMENT",
-      "DEADLINE_EXCEEDED", "NOT_FOUND",     "ALREADY_EXISTS",    "PERMISSION_DENIED",
-      "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",    "OUT_OF_RANGE",
-      "UNIMPLEMENTED", "INTERNAL",          "UNAVAILABLE",       "DATA_LOSS",
-      "UNAUTHENTICATED"};
+  static constexpr std::array<const char*, 17> kNames = {"OK",
+                                                         "CANCELLED",
+                                                         "UNKNOWN",
+                                                         "INVALID_ARGUMENT",
+                                                         "DEADLINE_EXCEEDED",
+                                                         "NOT_FOUND",
+                                                         "ALREADY_EXISTS",
+                                                         "PERMISSION_DENIED",
+                                                         "RESOURCE_EXHAUSTED",
+                                                         "FAILED_PRECONDITION",
+                                                         "ABORTED",
+                                                         "OUT_OF_RANGE",
+                                                         "UNIMPLEMENTED",
+                                                         "INTERNAL",
+                                                         "UNAVAILABLE",
+                                                         "DATA_LOSS",
+                                                         "UNAUTHENTICATED"};
   const auto index = static_cast<size_t>(code);
   return index < kNames.size() ? kNames[index] : "STATUS_" + std::to_string(static_cast<int>(code));
 }
 
 void PrintFailure(const ConnectionOptions& options, const grpc::Status& status) {
-  std::string line = StatusName(status.error_code()) + ": " + EscapeControls(status.error_message());
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) line += " (server " + options.server + ")";
+  std::string line =
+      StatusName(status.error_code()) + ": " + EscapeControls(status.error_message());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE)
+    line += " (server " + options.server + ")";
   PrintError(line);
 }
 

@@ -1,7 +1,8 @@
 // The way to a daemon: address, channel, deadline, and how a failed call is told.
 //
-// Thread: plain functions, one thread. Ownership: values. Failure: none here; a daemon that is not there shows
-// as UNAVAILABLE of the first call. The environment is not read (no proxy, no default address).
+// Thread: plain functions, one thread. Ownership: values. Failure: none here; a daemon that is not
+// there shows as UNAVAILABLE of the first call. The environment is not read (no proxy, no default
+// address).
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -27,10 +27,14 @@ constexpr double kCheckDeadlineS = 10;
 
 std::string StateName(HealthCheckResponse::ServingStatus state) {
   switch (state) {
-    case HealthCheckResponse::SERVING: return "SERVING";
-    case HealthCheckResponse::NOT_SERVING: return "NOT_SERVING";
-    case HealthCheckResponse::SERVICE_UNKNOWN: return "SERVICE_UNKNOWN";
-    default: return "UNKNOWN";
+    case HealthCheckResponse::SERVING:
+      return "SERVING";
+    case HealthCheckResponse::NOT_SERVING:
+      return "NOT_SERVING";
+    case HealthCheckResponse::SERVICE_UNKNOWN:
+      return "SERVICE_UNKNOWN";
+    default:
+      return "UNKNOWN";
   }
 }
 
@@ -40,7 +44,8 @@ int Check(const HealthOptions& options, const HealthCheckRequest& request) {
   grpc::ClientContext context;
   SetDeadline(connection, &context);
   HealthCheckResponse response;
-  const grpc::Status status = Health::NewStub(Connect(connection))->Check(&context, request, &response);
+  const grpc::Status status =
+      Health::NewStub(Connect(connection))->Check(&context, request, &response);
   if (!status.ok()) {
     PrintFailure(connection, status);
     return kExitFailed;
@@ -78,12 +83,17 @@ int Watch(const HealthOptions& options, const HealthCheckRequest& request) {
 }  // namespace
 
 void AddHealthCommand(CLI::App* app, std::function<int()>* run) {
-  CLI::App* command = app->add_subcommand("health", "Say whether the daemon is ready (exit status 0) or not (1)");
+  CLI::App* command =
+      app->add_subcommand("health", "Say whether the daemon is ready (exit status 0) or not (1)");
   const auto options = std::make_shared<HealthOptions>();  // shared: CLI11 copies the callback
-  command->add_option("--service", options->service,
-                      "augur.v1.Completions or nothing: ready for calls; live: the process makes progress")
+  command
+      ->add_option(
+          "--service", options->service,
+          "augur.v1.Completions, or nothing: ready for calls;\nlive: the process makes progress")
       ->type_name("NAME");
-  command->add_flag("--watch", options->watch, "Print the state now and at every change, until Ctrl-C or --deadline");
+  command->add_flag(
+      "--watch", options->watch,
+      "Print the state now and at every change, until Ctrl-C,\n--deadline or the daemon's end");
   AddConnectionOptions(command, &options->connection);
   command->footer("A single check gives up after 10 seconds unless --deadline says otherwise.");
   command->callback([options, run] {

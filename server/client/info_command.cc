@@ -20,11 +20,16 @@ struct InfoOptions {
 
 std::string PolicyName(int policy) {
   switch (policy) {
-    case v1::ATTENTION_POLICY_DENSE: return "dense";
-    case v1::ATTENTION_POLICY_SPARSE: return "sparse";
-    case v1::ATTENTION_POLICY_INFINIGEN: return "infinigen";
-    case v1::ATTENTION_POLICY_FORECAST: return "forecast";
-    default: return "policy " + std::to_string(policy);
+    case v1::ATTENTION_POLICY_DENSE:
+      return "dense";
+    case v1::ATTENTION_POLICY_SPARSE:
+      return "sparse";
+    case v1::ATTENTION_POLICY_INFINIGEN:
+      return "infinigen";
+    case v1::ATTENTION_POLICY_FORECAST:
+      return "forecast";
+    default:
+      return "policy " + std::to_string(policy);
   }
 }
 
@@ -46,19 +51,19 @@ std::string ToJson(const v1::GetModelResponse& model) {
 
 std::string ToTable(const v1::GetModelResponse& model) {
   std::string eos;
-  for (const uint32_t id : model.eos_token_ids()) eos += (eos.empty() ? "" : ", ") + std::to_string(id);
+  for (const uint32_t id : model.eos_token_ids())
+    eos += (eos.empty() ? "" : ", ") + std::to_string(id);
   std::string policies;
-  for (const int policy : model.policies()) policies += (policies.empty() ? "" : ", ") + PolicyName(policy);
-  return "model        " + EscapeControls(model.model()) + "\n" +
-         "family       " + EscapeControls(model.family()) + "\n" +
-         "weights      " + EscapeControls(model.dtype()) + "\n" +
-         "parameters   " + WithThousands(model.num_parameters()) + "\n" +
-         "vocabulary   " + WithThousands(model.vocab_size()) + " tokens\n" +
-         "context      " + WithThousands(model.max_context()) + " tokens\n" +
-         "ends at      " + (eos.empty() ? "no token" : "token " + eos) + "\n" +
-         "speaks       " + (model.text() ? "text and token ids" : "token ids only") + "\n" +
-         "attention    " + policies + "\n" +
-         "augurd       " + EscapeControls(model.version()) + "\n";
+  for (const int policy : model.policies())
+    policies += (policies.empty() ? "" : ", ") + PolicyName(policy);
+  return "model        " + EscapeControls(model.model()) + "\n" + "family       " +
+         EscapeControls(model.family()) + "\n" + "weights      " + EscapeControls(model.dtype()) +
+         "\n" + "parameters   " + WithThousands(model.num_parameters()) + "\n" + "vocabulary   " +
+         WithThousands(model.vocab_size()) + " tokens\n" + "context      " +
+         WithThousands(model.max_context()) + " tokens\n" + "ends at      " +
+         (eos.empty() ? "no token" : "token " + eos) + "\n" + "speaks       " +
+         (model.text() ? "text and token ids" : "token ids only") + "\n" + "attention    " +
+         policies + "\n" + "augurd       " + EscapeControls(model.version()) + "\n";
 }
 
 int RunInfo(const InfoOptions& options) {

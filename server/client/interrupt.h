@@ -1,16 +1,16 @@
 // Ctrl-C (and SIGTERM) as a cancellation of the call that is under way.
 //
-// The signals are blocked in every thread that is started after the constructor and taken by a thread of the
-// watch's own, so that the cancellation runs as ordinary code and not inside a signal handler. A second signal
-// ends the process at once.
-// Thread: made and destroyed by one thread, before the channel is made; interrupted() from any.
-// Ownership: the context outlives the watch. Failure: none.
+// The signals are blocked in every thread that is started after the constructor and taken by a
+// thread of the watch's own, so that the cancellation runs as ordinary code and not inside a signal
+// handler. A second signal ends the process at once. Thread: made and destroyed by one thread,
+// before the channel is made; interrupted() from any. Ownership: the context outlives the watch.
+// Failure: none.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
-#include <csignal>
 #include <atomic>
+#include <csignal>
 #include <thread>
 
 namespace augur::client {

@@ -10,7 +10,8 @@ void PrintError(const std::string& line) {
 }
 
 bool WriteOut(const std::string& text) {
-  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
+         std::fflush(stdout) == 0;
 }
 
 std::string EscapeControls(const std::string& text) {

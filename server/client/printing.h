@@ -14,7 +14,8 @@ void PrintError(const std::string& line);
 // Writes to standard output and flushes, so that a stream shows as it comes.
 bool WriteOut(const std::string& text);
 
-// Control characters, line ends included, as \xNN: what a peer says stays on one line and moves no cursor.
+// Control characters, line ends included, as \xNN: what a peer says stays on one line and moves no
+// cursor.
 std::string EscapeControls(const std::string& text);
 
 // 1234567 -> "1,234,567".

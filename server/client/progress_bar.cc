@@ -25,7 +25,8 @@ std::string Figures(const v1::PrefillProgress& progress) {
   std::string text = WithThousands(progress.processed_tokens()) + "/" +
                      WithThousands(progress.total_tokens()) + " tokens  " +
                      FormatMilliseconds(static_cast<double>(progress.elapsed_ms()));
-  if (progress.cached_tokens() > 0) text += "  (" + WithThousands(progress.cached_tokens()) + " cached)";
+  if (progress.cached_tokens() > 0)
+    text += "  (" + WithThousands(progress.cached_tokens()) + " cached)";
   return text;
 }
 
@@ -36,11 +37,13 @@ std::string DrawBar(const v1::PrefillProgress& progress, int columns) {
   // One column stays free: some terminals wrap when the last one is written.
   const int room = std::min(kMaxBar, columns - 1 - static_cast<int>(figures.size()) - 3);
   if (room < kMinBar) return figures.substr(0, static_cast<size_t>(std::max(0, columns - 1)));
-  const double part = progress.total_tokens() == 0
-                          ? 0.0
-                          : std::min(1.0, 1.0 * progress.processed_tokens() / progress.total_tokens());
+  const double part =
+      progress.total_tokens() == 0
+          ? 0.0
+          : std::min(1.0, 1.0 * progress.processed_tokens() / progress.total_tokens());
   const auto filled = static_cast<size_t>(part * room);
-  return "[" + std::string(filled, '#') + std::string(static_cast<size_t>(room) - filled, '-') + "] " + figures;
+  return "[" + std::string(filled, '#') + std::string(static_cast<size_t>(room) - filled, '-') +
+         "] " + figures;
 }
 
 void ProgressBar::Show(const v1::PrefillProgress& progress) {

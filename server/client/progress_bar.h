@@ -1,5 +1,5 @@
-// How far the prefill has come, on standard error: a bar that redraws itself on a terminal, one line an event
-// elsewhere.
+// How far the prefill has come, on standard error: a bar that redraws itself on a terminal, one
+// line an event elsewhere.
 //
 // Thread: one. Failure: none; what standard error does not take is lost.
 #pragma once

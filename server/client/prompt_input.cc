@@ -51,7 +51,8 @@ absl::Status CheckUtf8(const std::string& text, const std::string& name) {
 absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   const bool is_stdin = path == "-";
   const std::string name = is_stdin ? "standard input" : path;
-  const std::unique_ptr<std::FILE, CloseFile> file(is_stdin ? stdin : std::fopen(path.c_str(), "rb"));
+  const std::unique_ptr<std::FILE, CloseFile> file(is_stdin ? stdin
+                                                            : std::fopen(path.c_str(), "rb"));
   if (file == nullptr) return absl::InvalidArgumentError(name + ": " + std::strerror(errno));
   absl::StatusOr<std::string> text = ReadAll(file.get(), name);
   if (!text.ok()) return text;

@@ -68,13 +68,15 @@ int RunTokenize(const TokenizeOptions& options) {
     PrintError(std::string(text.status().message()));
     return kExitUsage;
   }
-  return options.tokenizer.empty() ? TokenizeByDaemon(options, *text) : TokenizeOffline(options, *text);
+  return options.tokenizer.empty() ? TokenizeByDaemon(options, *text)
+                                   : TokenizeOffline(options, *text);
 }
 
 }  // namespace
 
 void AddTokenizeCommand(CLI::App* app, std::function<int()>* run) {
-  CLI::App* command = app->add_subcommand("tokenize", "Turn text from standard input into token ids, as JSON");
+  CLI::App* command =
+      app->add_subcommand("tokenize", "Turn text from standard input into token ids, as JSON");
   const auto options = std::make_shared<TokenizeOptions>();  // shared: CLI11 copies the callback
   command->add_option("-f,--file", options->file, "Text to read, \"-\" for standard input")
       ->type_name("FILE")
@@ -85,7 +87,8 @@ void AddTokenizeCommand(CLI::App* app, std::function<int()>* run) {
   command->add_flag("--no-parse-special", options->no_parse_special,
                     "Take special tokens that the text spells out as plain text");
   AddConnectionOptions(command, &options->connection);
-  command->footer("Prints {\"ids\":[...]}. The text is taken as it is, a line end that closes it included.");
+  command->footer(
+      "Prints {\"ids\":[...]}. The text is taken as it is, a line end that closes it included.");
   command->callback([options, run] { *run = [options] { return RunTokenize(*options); }; });
 }
 

@@ -1,4 +1,5 @@
-// `augur tokenize`: text on standard input to token ids, by the daemon or offline from a tokenizer.json.
+// `augur tokenize`: text on standard input to token ids, by the daemon or offline from a
+// tokenizer.json.
 //
 // Thread: main. Failure: the exit status of exit_status.h, one line on standard error.
 #pragma once

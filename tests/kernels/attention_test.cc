@@ -13,8 +13,8 @@ std::vector<float> RandomRows(const HeadShape& shape, int tokens, uint32_t seed)
   return RandomFloats(size_t(tokens) * shape.row_floats(), seed);
 }
 
-// A sequence's outputs in double, from q, k, v rotated by the backend's own formula in float and rounded to
-// the pool's type.
+// A sequence's outputs in double, from q, k, v rotated by the backend's own formula in float and
+// rounded to the pool's type.
 std::vector<double> Reference(const HeadShape& shape, const RopeTable& rope,
                               const std::vector<float>& rows) {
   const int d = shape.head_dim, half = d / 2;
@@ -80,9 +80,16 @@ double WorstError(const std::vector<float>& out, const std::vector<double>& expe
 std::vector<HeadShape> OddShapes() {
   std::vector<HeadShape> shapes;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const auto& [q_heads, kv_heads, head_dim] :
-         {std::array{1, 1, 2}, {3, 1, 10}, {4, 2, 16}, {4, 2, 24}, {8, 2, 64}, {2, 2, 72}, {7, 1, 80},
-          {4, 4, 128}, {2, 1, 250}, {2, 1, 256}}) {
+    for (const auto& [q_heads, kv_heads, head_dim] : {std::array{1, 1, 2},
+                                                      {3, 1, 10},
+                                                      {4, 2, 16},
+                                                      {4, 2, 24},
+                                                      {8, 2, 64},
+                                                      {2, 2, 72},
+                                                      {7, 1, 80},
+                                                      {4, 4, 128},
+                                                      {2, 1, 250},
+                                                      {2, 1, 256}}) {
       shapes.push_back({q_heads, kv_heads, head_dim, dtype});
     }
   }
@@ -127,8 +134,7 @@ TEST(PagedAttentionTest, ChunkingAndThreadsKeepARowsBits) {
     const int tokens = kSanitized ? 140 : 1200;
     const RopeTable rope(tokens, shape.head_dim);
     const std::vector<float> rows = RandomRows(shape, tokens, 4);
-    const std::vector<float> expected =
-        RunChunked(*MakeCpuBackend({1}), shape, rope, rows, tokens);
+    const std::vector<float> expected = RunChunked(*MakeCpuBackend({1}), shape, rope, rows, tokens);
     for (const int threads : {1, 2, 5}) {
       const auto backend = MakeCpuBackend({threads});
       for (const int chunk : {1, 7, 64, 100, 512, tokens}) {
@@ -150,7 +156,8 @@ TEST(PagedAttentionTest, SplitDecodeKeepsARowsBits) {
   PagedPool pool(shape, 90);
   const std::vector<int32_t> blocks = pool.TakeBlocks(tokens);
   const auto one = MakeCpuBackend({1});
-  const std::vector<float> all = RunStep(*one, shape, pool.kv(), rope, {{&rows, &blocks, 0, tokens}});
+  const std::vector<float> all =
+      RunStep(*one, shape, pool.kv(), rope, {{&rows, &blocks, 0, tokens}});
   for (const int threads : {1, 2, 3, 8}) {
     const auto backend = MakeCpuBackend({threads});
     for (const int position : {tokens - 1, 1023, 1024, 2048}) {
@@ -158,7 +165,8 @@ TEST(PagedAttentionTest, SplitDecodeKeepsARowsBits) {
         const int first = std::max(0, position - count + 1);
         const std::vector<float> out = RunStep(*backend, shape, pool.kv(), rope,
                                                {{&rows, &blocks, first, position - first + 1}});
-        ASSERT_TRUE(SameBits(out.data(), all.data() + size_t(first) * shape.out_floats(), out.size()))
+        ASSERT_TRUE(
+            SameBits(out.data(), all.data() + size_t(first) * shape.out_floats(), out.size()))
             << threads << " threads, position " << position;
       }
     }
@@ -172,8 +180,9 @@ TEST(PagedAttentionTest, ABatchOfMixedSegmentsKeepsARowsBits) {
     int before;  // tokens already in the pages
     int rows;
   };
-  const std::vector<Sequence> sequences = {{0, 1},    {0, 40},  {63, 1},   {64, 1},  {100, 60}, {127, 2},
-                                           {1100, 1}, {1023, 3}, {5, 130}, {200, 7}, {1200, 100}};
+  const std::vector<Sequence> sequences = {{0, 1},    {0, 40},  {63, 1},    {64, 1},
+                                           {100, 60}, {127, 2}, {1100, 1},  {1023, 3},
+                                           {5, 130},  {200, 7}, {1200, 100}};
   PagedPool pool(shape, 140);
   std::vector<std::vector<float>> rows;
   std::vector<std::vector<int32_t>> blocks;

@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/isa/isa_kernels.h"
 #include "tests/kernels/kernel_test_data.h"
 
 namespace augur::kernels {
@@ -17,8 +17,8 @@ namespace {
 double ValueOfF16(uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const double fraction = bits & 1023;
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -24)
-                                         : std::ldexp(1024 + fraction, exponent - 25);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 

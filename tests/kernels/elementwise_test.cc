@@ -33,7 +33,8 @@ TEST(EmbeddingTest, GathersScaledRows) {
           backend->Embedding(params);
           for (int r = 0; r < rows; ++r) {
             for (int c = 0; c < hidden; ++c) {
-              ASSERT_EQ(out[size_t(r) * hidden + c], scale * table.values[size_t(ids[r]) * hidden + c]);
+              ASSERT_EQ(out[size_t(r) * hidden + c],
+                        scale * table.values[size_t(ids[r]) * hidden + c]);
             }
           }
         }
@@ -57,7 +58,8 @@ TEST(EmbeddingDeathTest, AnIdBeyondTheTableIsACheck) {
   EXPECT_DEATH(backend->Embedding(params), "CHECK failed");
 }
 
-void Norm(Backend& backend, const float* x, const std::vector<float>& weight, float* out, int rows) {
+void Norm(Backend& backend, const float* x, const std::vector<float>& weight, float* out,
+          int rows) {
   RmsNormParams params;
   params.x = x;
   params.weight = weight.data();

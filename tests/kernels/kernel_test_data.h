@@ -12,7 +12,8 @@
 
 namespace augur::kernels {
 
-// Thread and address sanitizers make the loops 10 to 50 times slower: tests shrink their largest shapes.
+// Thread and address sanitizers make the loops 10 to 50 times slower: tests shrink their largest
+// shapes.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitized = true;
 #else

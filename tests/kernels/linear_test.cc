@@ -104,9 +104,17 @@ struct Data {
 std::vector<Problem> OddProblems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const auto& [rows, out, in] :
-         {std::array{1, 1, 1}, {1, 33, 7}, {2, 31, 64}, {3, 64, 5}, {5, 100, 65}, {12, 32, 17},
-          {13, 129, 300}, {25, 48, 257}, {97, 40, 33}, {130, 95, 70}, {7, 320, 512}}) {
+    for (const auto& [rows, out, in] : {std::array{1, 1, 1},
+                                        {1, 33, 7},
+                                        {2, 31, 64},
+                                        {3, 64, 5},
+                                        {5, 100, 65},
+                                        {12, 32, 17},
+                                        {13, 129, 300},
+                                        {25, 48, 257},
+                                        {97, 40, 33},
+                                        {130, 95, 70},
+                                        {7, 320, 512}}) {
       problems.push_back({rows, out, in, dtype, false, false, 0, 0});
       problems.push_back({rows, out, in, dtype, true, true, 3, 5});
     }
@@ -164,7 +172,8 @@ TEST(LinearTest, LargeShapesKeepTheirBits) {
   const auto one = MakeCpuBackend({1});
   const auto two = MakeCpuBackend({2});
   for (const auto& [rows, out, in] : {std::array{1, 4096, 320}, {600, 320, 896}, {4, 320, 4096}}) {
-    const Problem problem{kSanitized ? rows / 4 + 1 : rows, out, in, DType::kBF16, false, false, 0, 0};
+    const Problem problem{
+        kSanitized ? rows / 4 + 1 : rows, out, in, DType::kBF16, false, false, 0, 0};
     const Data data(problem);
     const std::vector<float> all = data.Run(*one);
     EXPECT_TRUE(SameBits(all, data.Run(*two)));

@@ -1,5 +1,5 @@
-// Sequences in a paged pool for tests: rows of qkv, shuffled block tables, and pages whose unwritten bytes
-// are NaN patterns.
+// Sequences in a paged pool for tests: rows of qkv, shuffled block tables, and pages whose
+// unwritten bytes are NaN patterns.
 #pragma once
 
 #include <algorithm>
@@ -124,8 +124,9 @@ inline std::vector<float> RunStep(Backend& backend, const HeadShape& shape, cons
 }
 
 // A sequence fed in chunks of `chunk` tokens on a pool of its own.
-inline std::vector<float> RunChunked(Backend& backend, const HeadShape& shape, const RopeTable& rope,
-                                     const std::vector<float>& qkv, int chunk) {
+inline std::vector<float> RunChunked(Backend& backend, const HeadShape& shape,
+                                     const RopeTable& rope, const std::vector<float>& qkv,
+                                     int chunk) {
   const int tokens = static_cast<int>(qkv.size()) / shape.row_floats();
   PagedPool pool(shape, (tokens + kBlockTokens - 1) / kBlockTokens + 3);
   const std::vector<int32_t> blocks = pool.TakeBlocks(tokens);

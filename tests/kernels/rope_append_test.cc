@@ -96,7 +96,8 @@ TEST(RopeAppendTest, RotatesAndWritesEachTokensPlaceOnly) {
       const auto backend = MakeCpuBackend({threads, isa});
       for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
         for (const int head_dim : {2, 6, 16, 40, 64}) {
-          CheckStep(*backend, {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = head_dim, .dtype = dtype});
+          CheckStep(*backend,
+                    {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = head_dim, .dtype = dtype});
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
 #include <memory>
 #include <string>
@@ -44,6 +45,7 @@ class FrontServer {
               bool open = true)
       : service_({.model = "fake", .stats = &stats, .clock = &clock, .limits = limits}, &clock) {
     SilenceProtobufLog();
+    spdlog::set_level(spdlog::level::warn);  // no line for every request
     model_.deployment = FakeDeployment();
     intake_ = std::make_unique<TextIntake>(intake_options, &stats);
     router_ = std::make_unique<Router>(&model_.deployment, &tokenizer_, engine, intake_.get(), &clock);
@@ -67,10 +69,11 @@ class FrontServer {
   CompletionService& service() { return service_; }
   GrpcServer& server() { return *server_; }
 
-  // A connection of its own.
+  // A connection of its own, whose window does not grow: a reader that stops is felt after 64 KiB.
   std::shared_ptr<grpc::Channel> NewChannel() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), arguments);
   }
 

@@ -2,9 +2,11 @@
 
 #include "server/grpc_server.h"
 
+#include <grpcpp/impl/codegen/client_unary_call.h>
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
 
 #include "fake_engine.h"
 #include "front_server.h"

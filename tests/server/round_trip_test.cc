@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "eventually.h"
 #include "fake_runner.h"
 #include "front_server.h"
 #include "server/warm_up.h"
@@ -198,7 +199,10 @@ TEST_F(RoundTripTest, CancelsAtAnyMomentLeaveNothing) {
   }
   for (std::thread& client : clients) client.join();
   EXPECT_TRUE(AllBlocksAreBack());
-  EXPECT_EQ(server_.stats.requests[1][0], 200u);
+  // The server may have sent all before it heard of the cancel.
+  const auto& requests = server_.stats.requests;
+  EXPECT_EQ(requests[1][0] + requests[0][static_cast<size_t>(EndReason::kLength)], 200u);
+  EXPECT_GT(requests[1][0], 100u);
 }
 
 // A drain under load: every stream ends once, with OK or UNAVAILABLE, and later calls are refused.
@@ -230,7 +234,7 @@ TEST_F(RoundTripTest, ADrainEndsEveryStreamOnce) {
 
 // Health is answered while a step takes long.
 TEST_F(RoundTripTest, HealthDoesNotWaitForAStep) {
-  server_.health.Set(kServiceName, true);
+  server_.health.Set("", true);
   engine_.gate.Hold();
   grpc::ClientContext context;
   const auto reader = server_.stub->Complete(&context, Greedy("a", 1));
@@ -242,7 +246,7 @@ TEST_F(RoundTripTest, HealthDoesNotWaitForAStep) {
     grpc::ClientContext check;
     check.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     grpc::health::v1::HealthCheckResponse response;
-    EXPECT_TRUE(health->Check(&check, {}, &response).error_code() == grpc::StatusCode::NOT_FOUND);
+    EXPECT_TRUE(health->Check(&check, {}, &response).ok());
   }
   engine_.gate.Release();
   EXPECT_TRUE(ReadAll(reader.get()).status.ok());

@@ -53,7 +53,7 @@ TEST_F(WireMessageTest, TakesUnknownFieldsAndEmptyMessages) {
   EXPECT_TRUE(ParseMessage(BufferOf("\x1a\x02hi\xa2\x06\x01\xff"), &message).ok());
   EXPECT_EQ(message.text(), "hi");
   EXPECT_TRUE(ParseMessage(BufferOf(""), &message).ok());
-  EXPECT_TRUE(ParseMessage(grpc::ByteBuffer(), &message).ok());
+  EXPECT_EQ(ParseMessage(grpc::ByteBuffer(), &message).code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(WireMessageTest, RoundTripsLargeMessages) {

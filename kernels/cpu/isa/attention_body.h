@@ -1,13 +1,15 @@
-// Paged attention of one span (see isa_kernels.h). Query rows (tokens x heads of one kv head) go through a
-// block together: its keys are transposed and widened once, its values widened once, then tiles of rows do
+// Paged attention of one span (see isa_kernels.h). Query rows (tokens x heads of one kv head) go
+// through a block together: its keys are transposed and widened once, its values widened once, then
+// tiles of rows do
 //
 //   scores = q K^T      every score one chain of Fma over head_dim, ascending
-//   p = 2^(scores - m)  m: largest score of the row so far in this group of blocks; q was scaled by log2 e
-//   sum = sum * 2^(m_old - m) + (fixed tree over the 64 p)
-//   out = out * 2^(m_old - m), then one chain of Fma over the row's keys, ascending
+//   p = 2^(scores - m)  m: largest score of the row so far in this group of blocks; q was scaled by
+//   log2 e sum = sum * 2^(m_old - m) + (fixed tree over the 64 p) out = out * 2^(m_old - m), then
+//   one chain of Fma over the row's keys, ascending
 //
-// so a row's bits do not depend on the rows beside it. Keys after a row's own position have p = 0 by
-// selection and their values are never multiplied: 0 * NaN would be NaN, and -0 + 0 would change a sign.
+// so a row's bits do not depend on the rows beside it. Keys after a row's own position have p = 0
+// by selection and their values are never multiplied: 0 * NaN would be NaN, and -0 + 0 would change
+// a sign.
 #pragma once
 
 #include "kernels/cpu/isa/convert_body.h"
@@ -51,14 +53,22 @@ AttentionScratch Carve(const AttentionSpan& span) {
 AUGUR_INLINE float& MaxOf(float* state, int padded) { return state[padded]; }
 AUGUR_INLINE float& SumOf(float* state, int padded) { return state[padded + 1]; }
 
+// Values of a block: widened once for many tiles, or as they lie in the page when one tile reads
+// them (a decode step: widening them apart took a quarter of its time, most of it cache misses of
+// the copy).
+struct BlockValues {
+  const std::byte* data;
+  DType dtype;
+};
+
 // sums[r][c] += a[r][k] * b[k][c], k ascending.
-template <int kRows, int kVectors>
-AUGUR_INLINE void MultiplyAdd(const float* a, size_t a_stride, const float* b, size_t b_stride,
+template <int kRows, int kVectors, class Element>
+AUGUR_INLINE void MultiplyAdd(const float* a, size_t a_stride, const Element* b, size_t b_stride,
                               int depth, Floats (&sums)[kRows][kVectors]) {
   for (int k = 0; k < depth; ++k) {
     Floats columns[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) columns[v] = Load(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) columns[v] = LoadWide(b + v * kLanes);
     b += b_stride;
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
@@ -84,8 +94,8 @@ void Scores(const float* queries, int head_dim, const float* keys, float* scores
   }
 }
 
-// scores [64] -> p [64] in place, of which the first `num_keys` count; updates the row's m and sum, gives
-// the factor for what the row has gathered so far.
+// scores [64] -> p [64] in place, of which the first `num_keys` count; updates the row's m and sum,
+// gives the factor for what the row has gathered so far.
 AUGUR_INLINE float SoftmaxRow(float* scores, int num_keys, float& row_max, float& row_sum) {
   Floats s[kKeyVectors];
 #pragma GCC unroll 16
@@ -114,9 +124,9 @@ AUGUR_INLINE float SoftmaxRow(float* scores, int num_keys, float& row_max, float
 }
 
 // out[row] = out[row] * factor[row] + p[row] * values over keys [begin, end).
-template <int kRows, int kVectors>
-AUGUR_INLINE void GatherColumns(const float* p, const float* factor, const float* values, int padded,
-                                int begin, int end, float* out, int out_stride) {
+template <int kRows, int kVectors, class Element>
+AUGUR_INLINE void GatherColumns(const float* p, const float* factor, const Element* values,
+                                int padded, int begin, int end, float* out, int out_stride) {
   Floats sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
@@ -125,8 +135,8 @@ AUGUR_INLINE void GatherColumns(const float* p, const float* factor, const float
       sums[row][v] = Load(out + row * out_stride + v * kLanes) * factor[row];
     }
   }
-  MultiplyAdd<kRows, kVectors>(p + begin, kKeys, values + size_t(begin) * padded, padded, end - begin,
-                               sums);
+  MultiplyAdd<kRows, kVectors>(p + begin, kKeys, values + size_t(begin) * padded, padded,
+                               end - begin, sums);
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
@@ -134,23 +144,43 @@ AUGUR_INLINE void GatherColumns(const float* p, const float* factor, const float
   }
 }
 
-template <int kRows>
-void Gather(const float* p, const float* factor, const float* values, int padded, int begin, int end,
-            float* out, int out_stride) {
+template <int kRows, class Element>
+void GatherElements(const float* p, const float* factor, const Element* values, int padded,
+                    int begin, int end, float* out, int out_stride) {
   int column = 0;
   for (; column + kColumnVectors * kLanes <= padded; column += kColumnVectors * kLanes) {
-    GatherColumns<kRows, kColumnVectors>(p, factor, values + column, padded, begin, end, out + column,
-                                         out_stride);
+    GatherColumns<kRows, kColumnVectors>(p, factor, values + column, padded, begin, end,
+                                         out + column, out_stride);
   }
   for (; column < padded; column += kLanes) {
-    GatherColumns<kRows, 1>(p, factor, values + column, padded, begin, end, out + column, out_stride);
+    GatherColumns<kRows, 1>(p, factor, values + column, padded, begin, end, out + column,
+                            out_stride);
+  }
+}
+
+template <int kRows>
+void Gather(const float* p, const float* factor, const BlockValues& values, int padded, int begin,
+            int end, float* out, int out_stride) {
+  switch (values.dtype) {
+    case DType::kF32:
+      GatherElements<kRows>(p, factor, reinterpret_cast<const float*>(values.data), padded, begin,
+                            end, out, out_stride);
+      return;
+    case DType::kBF16:
+      GatherElements<kRows>(p, factor, reinterpret_cast<const BF16*>(values.data), padded, begin,
+                            end, out, out_stride);
+      return;
+    case DType::kF16:
+      GatherElements<kRows>(p, factor, reinterpret_cast<const F16*>(values.data), padded, begin,
+                            end, out, out_stride);
+      return;
   }
 }
 
 // Rows [row, row + kRows) of the span through the block that starts at `block_position`.
 template <int kRows>
-void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, const float* values, int row,
-                int block_position) {
+void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch,
+                const BlockValues& values, int row, int block_position) {
   const int padded = PaddedHeadDim(span.head_dim);
   const int state_floats = AttentionStateFloats(span.head_dim);
   float* states = scratch.group + size_t(row) * state_floats;
@@ -166,8 +196,8 @@ void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, cons
     float* state = states + i * state_floats;
     factor[i] = SoftmaxRow(p + i * kKeys, num_keys[i], MaxOf(state, padded), SumOf(state, padded));
   }
-  // Row 0 has the fewest keys. What the others have beyond it (in a sequence's last blocks) continues
-  // their chains one row at a time.
+  // Row 0 has the fewest keys. What the others have beyond it (in a sequence's last blocks)
+  // continues their chains one row at a time.
   const int shared = num_keys[0];
   Gather<kRows>(p, factor, values, padded, 0, shared, states, state_floats);
   for (int i = 1; i < kRows; ++i) {
@@ -181,7 +211,7 @@ void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, cons
 // AttendTile of `rows`, at most kMost.
 template <int kMost>
 AUGUR_INLINE void AttendRows(const AttentionSpan& span, const AttentionScratch& scratch,
-                             const float* values, int row, int rows, int block_position) {
+                             const BlockValues& values, int row, int rows, int block_position) {
   if (rows == kMost) {
     AttendTile<kMost>(span, scratch, values, row, block_position);
   } else if constexpr (kMost > 1) {
@@ -214,17 +244,26 @@ AUGUR_INLINE void ResetStates(const AttentionSpan& span, float* states) {
 void AttendBlock(const AttentionSpan& span, const AttentionScratch& scratch, int block) {
   const int block_position = block * kKeys;
   const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
-  const int written = last_position - block_position + 1 < kKeys ? last_position - block_position + 1 : kKeys;
+  const int left = last_position - block_position + 1;
+  const int written = left < kKeys ? left : kKeys;
+  const int next_block = left > kKeys ? block + 1 : block;
   const std::byte* page = span.pages + size_t(span.block_table[block]) * span.block_bytes;
-  TransposeKeys(span.dtype, page, written, span.head_dim, scratch.values, scratch.keys);
   const std::byte* value_page = page + PageHalfBytes(span.dtype, span.head_dim);
-  const float* values = WidenValues(span.dtype, value_page, written, span.head_dim, scratch.values);
+  const std::byte* next_page = span.pages + size_t(span.block_table[next_block]) * span.block_bytes;
+  TransposeKeys(span.dtype, page, written, span.head_dim, scratch.values, scratch.keys,
+                {value_page, next_page});
 
   // The first row whose position reaches the block.
   const int first_row = (block_position - span.first_position) * span.group_heads - span.row_begin;
   const int num_rows = span.row_end - span.row_begin;
   int row = first_row > 0 ? first_row : 0;
   int tiles = (num_rows - row + kQueryRows - 1) / kQueryRows;
+  BlockValues values{value_page, span.dtype};
+  const bool can_stay = PaddedHeadDim(span.head_dim) == span.head_dim;
+  if (!can_stay || (tiles > 1 && span.dtype != DType::kF32)) {
+    WidenValues(span.dtype, value_page, written, span.head_dim, scratch.values);
+    values = {reinterpret_cast<const std::byte*>(scratch.values), DType::kF32};
+  }
   for (; tiles > 0; --tiles) {  // of nearly equal height
     const int rows = (num_rows - row + tiles - 1) / tiles;
     AttendRows<kQueryRows>(span, scratch, values, row, rows, block_position);
@@ -274,7 +313,8 @@ void AttendSpan(const AttentionSpan& span) {
       target.group = scratch.total;
     }
     ResetStates(span, target.group);
-    const int end = (group + 1) * kGroupBlocks <= last_block ? (group + 1) * kGroupBlocks : last_block + 1;
+    const int end =
+        (group + 1) * kGroupBlocks <= last_block ? (group + 1) * kGroupBlocks : last_block + 1;
     for (int block = group * kGroupBlocks; block < end; ++block) AttendBlock(span, target, block);
     if (span.partials != nullptr || group == 0) continue;
     for (int row = 0; row < num_rows; ++row) {

@@ -1,6 +1,9 @@
 // KV pages and other half-precision data to float and back, and a page's keys to [head_dim][64].
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/isa/vector.h"
 #include "kernels/dtype.h"
@@ -26,6 +29,14 @@ AUGUR_INLINE Floats WidenBF16(const uint16_t* from) {
 #endif
 }
 
+// Elements of a page, told apart by type.
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
 AUGUR_INLINE Floats WidenF16(const uint16_t* from) {
 #if AUGUR_ISA_LANES == 16
   return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
@@ -37,6 +48,10 @@ AUGUR_INLINE Floats WidenF16(const uint16_t* from) {
   return wide;
 #endif
 }
+
+AUGUR_INLINE Floats LoadWide(const float* from) { return Load(from); }
+AUGUR_INLINE Floats LoadWide(const BF16* from) { return WidenBF16(&from->bits); }
+AUGUR_INLINE Floats LoadWide(const F16* from) { return WidenF16(&from->bits); }
 
 AUGUR_INLINE void NarrowF16(Floats value, uint16_t* to) {
 #if AUGUR_ISA_LANES == 16
@@ -57,25 +72,35 @@ AUGUR_INLINE void NarrowBF16(Floats value, uint16_t* to) {
   for (int i = 0; i < kLanes; ++i) to[i] = static_cast<uint16_t>(narrow[i]);
 }
 
-// A tail of fewer than kLanes elements goes through a whole vector, so that every element is converted by
-// the same instructions.
-void WidenRow(DType from, const void* source, float* out, int count) {
-  if (from == DType::kF32) {
-    memcpy(out, source, sizeof(float) * count);
-    return;
-  }
-  const uint16_t* half = static_cast<const uint16_t*>(source);
-  const bool is_bf16 = from == DType::kBF16;
+// A tail of fewer than kLanes elements goes through a whole vector, so that every element is
+// converted by the same instructions.
+template <DType kFrom>
+AUGUR_INLINE void WidenHalves(const uint16_t* half, float* out, int count) {
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    Store(out + i, is_bf16 ? WidenBF16(half + i) : WidenF16(half + i));
+    Store(out + i, kFrom == DType::kBF16 ? WidenBF16(half + i) : WidenF16(half + i));
   }
   if (i == count) return;
   uint16_t tail[kLanes] = {};
   float wide[kLanes];
   memcpy(tail, half + i, sizeof(uint16_t) * (count - i));
-  Store(wide, is_bf16 ? WidenBF16(tail) : WidenF16(tail));
+  Store(wide, kFrom == DType::kBF16 ? WidenBF16(tail) : WidenF16(tail));
   memcpy(out + i, wide, sizeof(float) * (count - i));
+}
+
+void WidenRow(DType from, const void* source, float* out, int count) {
+  const uint16_t* half = static_cast<const uint16_t*>(source);
+  switch (from) {
+    case DType::kF32:
+      memcpy(out, source, sizeof(float) * count);
+      return;
+    case DType::kBF16:
+      WidenHalves<DType::kBF16>(half, out, count);
+      return;
+    case DType::kF16:
+      WidenHalves<DType::kF16>(half, out, count);
+      return;
+  }
 }
 
 void NarrowRow(DType to, const float* source, void* out, int count) {
@@ -97,10 +122,25 @@ void NarrowRow(DType to, const float* source, void* out, int count) {
   memcpy(half + i, tail, sizeof(uint16_t) * (count - i));
 }
 
-// Lanes of 32 bits, keys in rows [64][row_words] -> columns. With kPairs a lane is two bf16, elements 2w
-// (low) and 2w + 1, which come apart by shift and mask after the transposition, half the shuffles of floats.
+// Two page halves that will be read after the one being transposed: asked for line by line
+// meanwhile, or a decode step over a long context waits for memory in each block.
+struct ReadAhead {
+  const std::byte* first;
+  const std::byte* second;
+  int word_bytes = 4;  // there, for each word here: 2 when the words here are widened fp16
+};
+
+AUGUR_INLINE void Prefetch(const ReadAhead& ahead, size_t word) {
+  __builtin_prefetch(ahead.first + word * ahead.word_bytes, 0, 2);
+  __builtin_prefetch(ahead.second + word * ahead.word_bytes, 0, 2);
+}
+
+// Lanes of 32 bits, keys in rows [64][row_words] -> columns. With kPairs a lane is two bf16,
+// elements 2w (low) and 2w + 1, which come apart by shift and mask after the transposition, half
+// the shuffles of floats.
 template <bool kPairs>
-void TransposeWords(const uint32_t* rows, int row_words, int written, float* keys) {
+void TransposeWords(const uint32_t* rows, int row_words, int written, float* keys,
+                    const ReadAhead& ahead) {
   for (int key = 0; key < kPageTokens; key += kLanes) {
     for (int chunk = 0; chunk < row_words; chunk += kLanes) {
       // The last chunk may overlap the one before it rather than be short.
@@ -108,14 +148,17 @@ void TransposeWords(const uint32_t* rows, int row_words, int written, float* key
       Words lanes[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        lanes[i] = key + i < written ? LoadWords(rows + size_t(key + i) * row_words + word) : Words{};
+        const size_t place = size_t(key + i) * row_words + word;
+        lanes[i] = key + i < written ? LoadWords(rows + place) : Words{};
+        Prefetch(ahead, place);
       }
       Transpose(lanes);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if constexpr (kPairs) {
           Store(keys + size_t(2 * (word + i)) * kPageTokens + key, AsFloats(lanes[i] << 16));
-          Store(keys + size_t(2 * (word + i) + 1) * kPageTokens + key, AsFloats(lanes[i] & 0xffff0000u));
+          Store(keys + size_t(2 * (word + i) + 1) * kPageTokens + key,
+                AsFloats(lanes[i] & 0xffff0000u));
         } else {
           Store(keys + size_t(word + i) * kPageTokens + key, AsFloats(lanes[i]));
         }
@@ -124,21 +167,23 @@ void TransposeWords(const uint32_t* rows, int row_words, int written, float* key
   }
 }
 
-// The first `written` keys of a page -> keys [head_dim][64]; the others become 0 unread. `scratch` holds
-// 64 x head_dim floats.
+// The first `written` keys of a page -> keys [head_dim][64]; the others become 0 unread. `scratch`
+// holds 64 x head_dim floats.
 void TransposeKeys(DType dtype, const std::byte* page, int written, int head_dim, float* scratch,
-                   float* keys) {
+                   float* keys, ReadAhead ahead) {
   if (dtype == DType::kBF16 && head_dim >= 2 * kLanes) {
-    TransposeWords<true>(reinterpret_cast<const uint32_t*>(page), head_dim / 2, written, keys);
+    TransposeWords<true>(reinterpret_cast<const uint32_t*>(page), head_dim / 2, written, keys,
+                         ahead);
     return;
   }
   const float* rows = reinterpret_cast<const float*>(page);
   if (dtype != DType::kF32) {
     WidenRow(dtype, page, scratch, written * head_dim);
     rows = scratch;
+    ahead.word_bytes = 2;
   }
   if (head_dim >= kLanes) {
-    TransposeWords<false>(reinterpret_cast<const uint32_t*>(rows), head_dim, written, keys);
+    TransposeWords<false>(reinterpret_cast<const uint32_t*>(rows), head_dim, written, keys, ahead);
     return;
   }
   for (int c = 0; c < head_dim; ++c) {
@@ -148,21 +193,19 @@ void TransposeKeys(DType dtype, const std::byte* page, int written, int head_dim
   }
 }
 
-// The first `written` values of a page as rows of PaddedHeadDim floats: the page itself or `scratch`.
-const float* WidenValues(DType dtype, const std::byte* page, int written, int head_dim, float* scratch) {
+// The first `written` values of a page -> rows of PaddedHeadDim floats.
+void WidenValues(DType dtype, const std::byte* page, int written, int head_dim, float* out) {
   const int padded = PaddedHeadDim(head_dim);
   if (padded == head_dim) {
-    if (dtype == DType::kF32) return reinterpret_cast<const float*>(page);
-    WidenRow(dtype, page, scratch, written * head_dim);
-    return scratch;
+    WidenRow(dtype, page, out, written * head_dim);
+    return;
   }
   const size_t row_bytes = PageHalfBytes(dtype, head_dim) / kPageTokens;
   for (int key = 0; key < written; ++key) {
-    float* row = scratch + size_t(key) * padded;
+    float* row = out + size_t(key) * padded;
     WidenRow(dtype, page + key * row_bytes, row, head_dim);
     for (int c = head_dim; c < padded; ++c) row[c] = 0.0f;
   }
-  return scratch;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The row-wise ops: each output depends on its row alone, sums fold 64 lanes in the one order of FoldSum.
+// The row-wise ops: each output depends on its row alone, sums fold 64 lanes in the one order of
+// FoldSum.
 #pragma once
 
 #include "kernels/cpu/isa/vector.h"

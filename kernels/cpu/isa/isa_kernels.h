@@ -1,14 +1,16 @@
-// The inner loops that exist once per instruction set: a table of plain functions, filled by generic.cc,
-// avx2.cc and avx512.cc from the same bodies (*_body.h). One table is chosen when the backend is made.
+// The inner loops that exist once per instruction set: a table of plain functions, filled by
+// generic.cc, avx2.cc and avx512.cc from the same bodies (*_body.h). One table is chosen when the
+// backend is made.
 //
-// All bodies say Fma() where a product and a sum are rounded once and fix the order of every sum, so the
-// three tables give the same bits.
+// All bodies say Fma() where a product and a sum are rounded once and fix the order of every sum,
+// so the three tables give the same bits.
 //
-// Everything here is plain data and pointers: what these files include must not define inline functions or
-// templates with external linkage, or the linker may keep their AVX-512 copy for everyone
-// (tests/kernels/isa_linkage_test.cmake looks for such symbols).
+// Everything here is plain data and pointers: what these files include must not define inline
+// functions or templates with external linkage, or the linker may keep their AVX-512 copy for
+// everyone (tests/kernels/isa_linkage_test.cmake looks for such symbols).
 //
-// Thread: functions are pure but for the memory they are given. Failure: none; shapes are checked above.
+// Thread: functions are pure but for the memory they are given. Failure: none; shapes are checked
+// above.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +22,8 @@ enum class CpuIsa;  // kernels/backend.h
 enum class DType;   // kernels/dtype.h
 
 // Rows of x times some panels of a weight. A panel is panel_columns outputs of all inputs,
-// [in_features][panel_columns]; float32, or bf16 with columns c and c + panel_columns / 2 as the low and
-// high half of 32-bit lane c. The last panel of a weight is filled up with zeros.
+// [in_features][panel_columns]; float32, or bf16 with columns c and c + panel_columns / 2 as the
+// low and high half of 32-bit lane c. The last panel of a weight is filled up with zeros.
 struct LinearBlock {
   const float* x = nullptr;      // [rows, in_features], rows x_stride apart
   const void* panels = nullptr;  // of the first column
@@ -30,40 +32,42 @@ struct LinearBlock {
   float* scratch = nullptr;      // kLinearScratchFloats
   size_t x_stride = 0;
   size_t y_stride = 0;
-  int rows = 0;                  // 1 to kLinearMaxRows
-  int columns = 0;               // of y; the panels are ceil(columns / panel_columns)
+  int rows = 0;     // 1 to kLinearMaxRows
+  int columns = 0;  // of y; the panels are ceil(columns / panel_columns)
   int in_features = 0;
   bool is_bf16 = false;
   bool accumulate = false;
 };
 
-// 96 = 8 tiles of 12 rows (AVX-512) = 16 of 6 (AVX2): a multiple of both, and with 320 to 4096 inputs its
-// rows stay in a 2 MiB second-level cache while the panels stream by (research/build.md 6.1).
+// 96 = 8 tiles of 12 rows (AVX-512) = 16 of 6 (AVX2): a multiple of both, and with 320 to 4096
+// inputs its rows stay in a 2 MiB second-level cache while the panels stream by
+// (research/build.md 6.1).
 inline constexpr int kLinearMaxRows = 96;
-// Inputs taken at once when a panel is widened to float: 128 x 32 columns are 16 KiB, which with the rows of
-// a tile (6 KiB) and the panel passing by fit any first-level cache. Measured at 96 rows: 256 inputs 0.65 of
-// the FMA peak, 192 and 128 0.98, 64 0.94.
+// Inputs taken at once when a panel is widened to float: 128 x 32 columns are 16 KiB, which with
+// the rows of a tile (6 KiB) and the panel passing by fit any first-level cache. Measured at 96
+// rows: 256 inputs 0.65 of the FMA peak, 192 and 128 0.98, 64 0.94.
 inline constexpr int kLinearDepth = 128;
 inline constexpr int kMaxPanelColumns = 32;
 inline constexpr int kLinearScratchFloats =
     kLinearDepth * kMaxPanelColumns + kLinearMaxRows * kMaxPanelColumns;
 
 // A part of paged attention: query rows [row_begin, row_end) of one segment and kv head over groups
-// [group_begin, group_end). Query row i is head i % group_heads of the segment's token i / group_heads.
+// [group_begin, group_end). Query row i is head i % group_heads of the segment's token i /
+// group_heads.
 struct AttentionSpan {
-  const float* q = nullptr;             // head 0 of the kv head's group, the segment's token 0
-  float* out = nullptr;                 // likewise; null when `partials` takes the result
-  const std::byte* pages = nullptr;     // page of block 0 for this layer and kv head
+  const float* q = nullptr;          // head 0 of the kv head's group, the segment's token 0
+  float* out = nullptr;              // likewise; null when `partials` takes the result
+  const std::byte* pages = nullptr;  // page of block 0 for this layer and kv head
   const int32_t* block_table = nullptr;
-  float* partials = nullptr;            // [group_end - group_begin][rows] states, see AttentionStateFloats
-  float* scratch = nullptr;             // AttentionScratchFloats(head_dim)
-  size_t q_stride = 0;                  // floats between tokens
+  float* partials = nullptr;  // [group_end - group_begin][rows] states, see AttentionStateFloats
+  float* scratch = nullptr;   // AttentionScratchFloats(head_dim)
+  size_t q_stride = 0;        // floats between tokens
   size_t out_stride = 0;
-  size_t block_bytes = 0;               // between the pages of consecutive blocks
-  int first_position = 0;               // of token 0
+  size_t block_bytes = 0;  // between the pages of consecutive blocks
+  int first_position = 0;  // of token 0
   int group_heads = 0;
   int row_begin = 0;
-  int row_end = 0;                      // at most kAttentionMaxRows more
+  int row_end = 0;  // at most kAttentionMaxRows more
   int group_begin = 0;
   int group_end = 0;
   int head_dim = 0;
@@ -71,19 +75,22 @@ struct AttentionSpan {
   float scale = 1.0f;
 };
 
-// Query rows of one span: a block's keys are transposed and widened once for all of them, so more rows
-// make that cheaper, while their state (3 x 128 x head_dim floats) should stay in the second-level cache.
+// Query rows of one span: a block's keys are transposed and widened once for all of them, so more
+// rows make that cheaper, while their state (3 x 128 x head_dim floats) should stay in the
+// second-level cache.
 inline constexpr int kAttentionMaxRows = 128;
 inline constexpr int kMaxHeadDim = 256;
 
-// Rows of a state are padded to whole vectors of the widest ISA, whatever the ISA, to keep one layout.
+// Rows of a state are padded to whole vectors of the widest ISA, whatever the ISA, to keep one
+// layout.
 constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// One row's state over some groups: the weighted sum of values [PaddedHeadDim], then the largest score (in
-// powers of two), the sum of weights, and padding to a whole cache line.
+// One row's state over some groups: the weighted sum of values [PaddedHeadDim], then the largest
+// score (in powers of two), the sum of weights, and padding to a whole cache line.
 constexpr int AttentionStateFloats(int head_dim) { return PaddedHeadDim(head_dim) + 16; }
 // Keys of a block transposed and widened, values widened, queries scaled, two states a row.
 constexpr size_t AttentionScratchFloats(int head_dim) {
-  return size_t{2} * 64 * PaddedHeadDim(head_dim) + size_t{kAttentionMaxRows} * PaddedHeadDim(head_dim) +
+  return size_t{2} * 64 * PaddedHeadDim(head_dim) +
+         size_t{kAttentionMaxRows} * PaddedHeadDim(head_dim) +
          size_t{2} * kAttentionMaxRows * AttentionStateFloats(head_dim);
 }
 
@@ -107,7 +114,8 @@ struct IsaKernels {
   // out[i] = exp((logits[i] - max) / temperature), logits <= max.
   void (*softmax_weights)(const float* logits, float max, float temperature, float* out, int count);
 
-  // For fma_peak.h. Number of floating-point operations done by `rounds` rounds; the sum of a memory range.
+  // For fma_peak.h. Number of floating-point operations done by `rounds` rounds; the sum of a
+  // memory range.
   double (*fma_rounds)(int64_t rounds);
   float (*read_floats)(const float* data, size_t count);
 };

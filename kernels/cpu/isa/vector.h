@@ -1,6 +1,6 @@
-// One native vector of floats, the few operations the bodies need, and their exact meaning on each ISA.
-// Included once by each of generic.cc, avx2.cc and avx512.cc, which define AUGUR_ISA and AUGUR_ISA_LANES.
-// All names are internal to the including file (see isa_kernels.h for why).
+// One native vector of floats, the few operations the bodies need, and their exact meaning on each
+// ISA. Included once by each of generic.cc, avx2.cc and avx512.cc, which define AUGUR_ISA and
+// AUGUR_ISA_LANES. All names are internal to the including file (see isa_kernels.h for why).
 #pragma once
 
 #ifndef AUGUR_ISA
@@ -26,7 +26,8 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 
 #define AUGUR_INLINE inline __attribute__((always_inline))
 
-// One vector a memcpy: two at once go through the stack (research/build.md 6.1: 3 to 16 times slower).
+// One vector a memcpy: two at once go through the stack (research/build.md 6.1: 3 to 16 times
+// slower).
 AUGUR_INLINE Floats Load(const float* from) {
   Floats v;
   memcpy(&v, from, sizeof(v));
@@ -72,8 +73,9 @@ AUGUR_INLINE Ints Iota() {
   return lanes;
 }
 
-// v[i] += v[i + half] by halves: the only order in which lanes are summed. Sixty-four floats are first
-// folded to one vector in the same way (FoldSum), so the result does not depend on the vector's width.
+// v[i] += v[i + half] by halves: the only order in which lanes are summed. Sixty-four floats are
+// first folded to one vector in the same way (FoldSum), so the result does not depend on the
+// vector's width.
 AUGUR_INLINE float SumLanes(Floats v) {
 #if AUGUR_ISA_LANES == 16
   v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -120,7 +122,8 @@ AUGUR_INLINE float FoldSum(Floats (&v)[kFoldVectors]) {
   return SumLanes(v[0]);
 }
 
-// Rows i and i + kLanes / 2 laid alternately, low and high halves. log2(kLanes) rounds of it transpose.
+// Rows i and i + kLanes / 2 laid alternately, low and high halves. log2(kLanes) rounds of it
+// transpose.
 AUGUR_INLINE Words InterleaveLow(Words a, Words b) {
 #if AUGUR_ISA_LANES == 16
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -132,7 +135,8 @@ AUGUR_INLINE Words InterleaveLow(Words a, Words b) {
 }
 AUGUR_INLINE Words InterleaveHigh(Words a, Words b) {
 #if AUGUR_ISA_LANES == 16
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                 31);
 #elif AUGUR_ISA_LANES == 8
   return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
@@ -156,8 +160,8 @@ AUGUR_INLINE void Transpose(Words (&rows)[kLanes]) {
 // Adding 1.5 * 2^23 rounds to a whole number (nearest even) and leaves it in the low bits.
 constexpr float kRoundMagic = 12582912.0f;
 
-// 2^x for x <= 127, 0 below -126 (no subnormals: they would cost an assist each), NaN for NaN. At most 2
-// ulp: polynomial of Cephes exp2f on [-1/2, 1/2].
+// 2^x for x <= 127, 0 below -126 (no subnormals: they would cost an assist each), NaN for NaN. At
+// most 2 ulp: polynomial of Cephes exp2f on [-1/2, 1/2].
 AUGUR_INLINE Floats Exp2(Floats x) {
   const Floats shifted = x + kRoundMagic;
   const Floats fraction = x - (shifted - kRoundMagic);
@@ -172,8 +176,8 @@ AUGUR_INLINE Floats Exp2(Floats x) {
   return x >= -126.0f ? scaled : small;
 }
 
-// e^x, 0 below -87.3, infinity above 88.3, NaN for NaN. At most 2 ulp: polynomial of Cephes expf, ln 2 in
-// two parts.
+// e^x, 0 below -87.3, infinity above 88.3, NaN for NaN. At most 2 ulp: polynomial of Cephes expf,
+// ln 2 in two parts.
 AUGUR_INLINE Floats Exp(Floats x) {
   const Floats shifted = Fma(x, Splat(1.44269504088896341f), Splat(kRoundMagic));
   const Floats whole = shifted - kRoundMagic;

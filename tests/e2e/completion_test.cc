@@ -1,0 +1,244 @@
+// What one client sees of a running daemon: the order of a stream, its text, its refusals.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/tokenizer/utf8.h"
+#include "tests/e2e/needles.h"
+#include "tests/support/completion_call.h"
+#include "tests/support/daemon_process.h"
+
+namespace augur::testing {
+namespace {
+
+constexpr uint32_t kBlock = 64;
+constexpr char kPrompt[] = "The configuration file consists of lines with a key and a value.";
+
+class CompletionTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { daemon_ = DaemonProcess::Start().release(); }
+  static void TearDownTestSuite() {
+    if (daemon_ != nullptr) {
+      daemon_->Signal(SIGTERM);
+      EXPECT_EQ(daemon_->WaitExit(), 0);
+    }
+    delete daemon_;
+  }
+  void SetUp() override {
+    ASSERT_NE(daemon_, nullptr);
+    stub_ = NewStub(daemon_->grpc_address());
+    needle_ = LoadNeedles("1K").at(0);
+  }
+
+  CallResult Run(const v1::CompleteRequest& request, const CallOptions& options = {}) {
+    CallResult result = RunCall(stub_.get(), request, options);
+    EXPECT_TRUE(result.faults.empty()) << result.Describe();
+    return result;
+  }
+  CallResult RunWell(const v1::CompleteRequest& request) {
+    CallResult result = Run(request);
+    EXPECT_TRUE(result.status.ok()) << result.Describe();
+    return result;
+  }
+  // Hot enough that tokens are bytes of all kinds.
+  v1::CompleteRequest WildRequest(uint64_t seed, float temperature, uint32_t max_tokens) {
+    v1::CompleteRequest request = GreedyRequest(kPrompt, max_tokens);
+    request.mutable_sampling()->set_temperature(temperature);
+    request.mutable_sampling()->set_seed(seed);
+    request.mutable_stopping()->set_ignore_eos(true);
+    request.mutable_output()->set_token_ids(true);
+    return request;
+  }
+
+  static DaemonProcess* daemon_;
+  std::unique_ptr<v1::Completions::Stub> stub_;
+  Needle needle_;
+};
+DaemonProcess* CompletionTest::daemon_ = nullptr;
+
+TEST_F(CompletionTest, AcceptedThenProgressThenChunksThenFinished) {
+  v1::CompleteRequest request = GreedyRequest(needle_.prompt, 12);
+  request.set_request_id("label");
+  request.mutable_output()->set_progress(true);
+  request.set_bypass_prefix_cache(true);
+  const CallResult result = RunWell(request);
+  ASSERT_TRUE(result.accepted && result.finished) << result.Describe();
+  EXPECT_EQ(result.accepted->request_id(), "label");
+  EXPECT_EQ(result.accepted->model(), "demo-9m");
+  EXPECT_EQ(result.accepted->cached_tokens(), 0);
+  // A step holds 512 rows: at least two chunks.
+  ASSERT_GE(result.progress.size(), 2u);
+  EXPECT_EQ(result.progress.back().processed_tokens(), result.accepted->prompt_tokens());
+  EXPECT_EQ(result.progress.back().total_tokens(), result.accepted->prompt_tokens());
+  EXPECT_TRUE(IsRight(needle_, result.Text())) << result.Text();
+  const v1::Finished& finished = *result.finished;
+  EXPECT_EQ(finished.finish_reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(finished.usage().prompt_tokens(), result.accepted->prompt_tokens());
+  EXPECT_EQ(finished.usage().completion_tokens(), 12);
+  EXPECT_GT(finished.timings().prefill_ms(), 0);
+  EXPECT_GE(finished.timings().total_ms(), finished.timings().first_token_ms());
+}
+
+TEST_F(CompletionTest, PrefixHitIsToldAndChangesNothing) {
+  v1::CompleteRequest request = GreedyRequest(needle_.prompt, 12);
+  request.set_cache_salt("prefix test");
+  const CallResult first = RunWell(request);
+  const CallResult second = RunWell(request);
+  const uint32_t whole_blocks = (first.accepted->prompt_tokens() - 1) / kBlock * kBlock;
+  EXPECT_EQ(first.finished->usage().cached_tokens(), 0);
+  EXPECT_EQ(second.accepted->cached_tokens(), whole_blocks);
+  EXPECT_EQ(second.finished->usage().cached_tokens(), whole_blocks);
+  EXPECT_EQ(first.Text(), second.Text());
+
+  request.set_cache_salt("another tenant");
+  EXPECT_EQ(RunWell(request).finished->usage().cached_tokens(), 0);
+  request.set_bypass_prefix_cache(true);
+  EXPECT_EQ(RunWell(request).finished->usage().cached_tokens(), 0);
+}
+
+TEST_F(CompletionTest, ChunksAreWholeCharactersAndEqualDetokenize) {
+  bool beyond_ascii = false;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const CallResult result = RunWell(WildRequest(seed, 100, 200));
+    v1::DetokenizeRequest request;
+    for (const uint32_t id : result.TokenIds()) request.add_ids(id);
+    ASSERT_EQ(request.ids_size(), 200);
+    grpc::ClientContext context;
+    v1::DetokenizeResponse response;
+    ASSERT_TRUE(stub_->Detokenize(&context, request, &response).ok());
+    EXPECT_EQ(result.Text(), response.text());
+    for (const char c : result.Text())
+      beyond_ascii = beyond_ascii || static_cast<signed char>(c) < 0;
+  }
+  EXPECT_TRUE(beyond_ascii);
+}
+
+TEST_F(CompletionTest, StopStringsAreCutAtAnyPlaceInTheText) {
+  std::mt19937 random(7);
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    v1::CompleteRequest request = WildRequest(seed, 1.5, 60);
+    const std::string whole = RunWell(request).Text();
+    // A piece of the text that begins and ends at characters, wherever token edges are.
+    std::vector<size_t> edges;
+    for (size_t at = 0; at < whole.size();) {
+      edges.push_back(at);
+      at += engine::StepUtf8(std::string_view(whole).substr(at)).length;
+    }
+    ASSERT_GT(edges.size(), 40u);
+    const size_t first = 5 + random() % 20;
+    const std::string stop =
+        whole.substr(edges[first], edges[first + 1 + random() % 12] - edges[first]);
+    request.mutable_stopping()->add_stop("a text that never comes");
+    request.mutable_stopping()->add_stop(stop);
+    const CallResult result = RunWell(request);
+    EXPECT_EQ(result.Text(), whole.substr(0, whole.find(stop))) << "stop \"" << stop << "\"";
+    EXPECT_EQ(result.finished->finish_reason(), v1::FINISH_REASON_STOP);
+    EXPECT_EQ(result.finished->stop_string(), stop);
+  }
+}
+
+TEST_F(CompletionTest, SeedRepeatsASample) {
+  EXPECT_EQ(RunWell(WildRequest(5, 1, 60)).TokenIds(), RunWell(WildRequest(5, 1, 60)).TokenIds());
+  EXPECT_NE(RunWell(WildRequest(5, 1, 60)).TokenIds(), RunWell(WildRequest(6, 1, 60)).TokenIds());
+}
+
+TEST_F(CompletionTest, StopTokenIdEnds) {
+  v1::CompleteRequest request = WildRequest(3, 1, 40);
+  const std::vector<uint32_t> ids = RunWell(request).TokenIds();
+  request.mutable_stopping()->add_stop_token_ids(ids[20]);
+  const CallResult result = RunWell(request);
+  EXPECT_EQ(result.finished->finish_reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(result.finished->stop_token_id(), ids[20]);
+  EXPECT_LE(result.finished->usage().completion_tokens(), 21);
+}
+
+TEST_F(CompletionTest, TokenIdsSayWhatTextSays) {
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text(kPrompt);
+  grpc::ClientContext context;
+  v1::TokenizeResponse tokens;
+  ASSERT_TRUE(stub_->Tokenize(&context, tokenize, &tokens).ok());
+  v1::CompleteRequest request = GreedyRequest(kPrompt, 20);
+  const std::string from_text = RunWell(request).Text();
+  *request.mutable_token_ids()->mutable_ids() = tokens.ids();
+  EXPECT_EQ(RunWell(request).Text(), from_text);
+}
+
+TEST_F(CompletionTest, DeadlineEndsWithoutFinished) {
+  v1::CompleteRequest request = GreedyRequest(LoadNeedles("4K").at(0).prompt, 4000);
+  request.mutable_stopping()->set_ignore_eos(true);
+  const CallResult result = Run(request, {.deadline = std::chrono::milliseconds(100)});
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << result.Describe();
+  EXPECT_FALSE(result.finished);
+}
+
+struct Refusal {
+  const char* name;
+  grpc::StatusCode code;
+  const char* words;  // of the message
+  void (*change)(v1::CompleteRequest* request);
+};
+
+const Refusal kRefusals[] = {
+    {"not UTF-8", grpc::StatusCode::INVALID_ARGUMENT, "text",
+     [](v1::CompleteRequest* r) { r->set_text("broken \xff text"); }},
+    {"empty text", grpc::StatusCode::INVALID_ARGUMENT, "text",
+     [](v1::CompleteRequest* r) { r->set_text(""); }},
+    {"no prompt", grpc::StatusCode::INVALID_ARGUMENT, "prompt",
+     [](v1::CompleteRequest* r) { r->clear_prompt(); }},
+    {"id beyond the vocabulary", grpc::StatusCode::INVALID_ARGUMENT, "4096",
+     [](v1::CompleteRequest* r) { r->mutable_token_ids()->add_ids(4096); }},
+    {"temperature", grpc::StatusCode::INVALID_ARGUMENT, "temperature",
+     [](v1::CompleteRequest* r) { r->mutable_sampling()->set_temperature(-1); }},
+    {"beyond the context", grpc::StatusCode::INVALID_ARGUMENT, "8192",
+     [](v1::CompleteRequest* r) { r->mutable_stopping()->set_max_tokens(8192); }},
+    {"empty stop", grpc::StatusCode::INVALID_ARGUMENT, "stop",
+     [](v1::CompleteRequest* r) { r->mutable_stopping()->add_stop(""); }},
+    {"unknown enum", grpc::StatusCode::INVALID_ARGUMENT, "policy",
+     [](v1::CompleteRequest* r) {
+       r->mutable_attention()->set_policy(static_cast<v1::AttentionPolicy>(77));
+     }},
+    {"model", grpc::StatusCode::NOT_FOUND, "demo-9m",
+     [](v1::CompleteRequest* r) { r->set_model("other"); }},
+    {"sparse", grpc::StatusCode::FAILED_PRECONDITION, "policy",
+     [](v1::CompleteRequest* r) {
+       r->mutable_attention()->set_policy(v1::ATTENTION_POLICY_SPARSE);
+     }},
+    {"sampled values", grpc::StatusCode::FAILED_PRECONDITION, "value_mode",
+     [](v1::CompleteRequest* r) {
+       r->mutable_attention()->set_value_mode(v1::VALUE_MODE_SAMPLED);
+     }},
+    {"n", grpc::StatusCode::FAILED_PRECONDITION, "sampling.n",
+     [](v1::CompleteRequest* r) { r->mutable_sampling()->set_n(2); }},
+    {"logprobs", grpc::StatusCode::FAILED_PRECONDITION, "logprobs",
+     [](v1::CompleteRequest* r) { r->mutable_output()->set_logprobs(1); }},
+    {"penalty", grpc::StatusCode::FAILED_PRECONDITION, "repetition_penalty",
+     [](v1::CompleteRequest* r) { r->mutable_sampling()->set_repetition_penalty(1.5); }},
+    {"logit bias", grpc::StatusCode::FAILED_PRECONDITION, "logit_bias",
+     [](v1::CompleteRequest* r) { (*r->mutable_sampling()->mutable_logit_bias())[5] = 1; }},
+    {"echo", grpc::StatusCode::FAILED_PRECONDITION, "echo",
+     [](v1::CompleteRequest* r) { r->mutable_output()->set_echo(true); }},
+};
+
+TEST_F(CompletionTest, RefusalsNameTheField) {
+  for (const Refusal& refusal : kRefusals) {
+    SCOPED_TRACE(refusal.name);
+    v1::CompleteRequest request = GreedyRequest(kPrompt, 4);
+    refusal.change(&request);
+    const CallResult result = Run(request);
+    EXPECT_EQ(result.status.error_code(), refusal.code) << result.Describe();
+    EXPECT_NE(result.status.error_message().find(refusal.words), std::string::npos)
+        << result.Describe();
+    EXPECT_FALSE(result.accepted);
+  }
+  EXPECT_EQ(RunWell(GreedyRequest(kPrompt, 4)).finished->usage().completion_tokens(), 4);
+}
+
+TEST_F(CompletionTest, AMessageOfManyMegabytesArrivesAndIsRefusedByName) {
+  v1::CompleteRequest request = GreedyRequest(std::string(20 << 20, 'a'), 4);
+  const CallResult result = Run(request);
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << result.Describe();
+}
+
+}  // namespace
+}  // namespace augur::testing

@@ -1,0 +1,136 @@
+#include "tests/support/completion_call.h"
+
+#include <chrono>
+
+#include "engine/tokenizer/utf8.h"
+
+namespace augur::testing {
+namespace {
+
+// Notes a message, and what is wrong with its place in the stream.
+class StreamCheck {
+ public:
+  explicit StreamCheck(CallResult* result) : result_(result) {}
+
+  void Take(const v1::CompleteResponse& response) {
+    Require(!result_->finished, "something after Finished");
+    Require(response.has_accepted() == !result_->accepted,
+            "Accepted is not exactly the first message");
+    switch (response.event_case()) {
+      case v1::CompleteResponse::kAccepted:
+        result_->accepted = response.accepted();
+        break;
+      case v1::CompleteResponse::kProgress:
+        TakeProgress(response.progress());
+        break;
+      case v1::CompleteResponse::kChunk:
+        TakeChunk(response.chunk());
+        break;
+      case v1::CompleteResponse::kFinished:
+        result_->finished = response.finished();
+        break;
+      default:
+        Require(false, "a message without a known event");
+    }
+  }
+
+  void End() {
+    Require(result_->finished.has_value() == result_->status.ok(),
+            "Finished and OK do not go together");
+    if (!result_->finished) return;
+    uint64_t tokens = 0;
+    for (const v1::TokenChunk& chunk : result_->chunks) tokens += chunk.num_tokens();
+    Require(tokens == result_->finished->usage().completion_tokens(),
+            "chunks and usage count differently");
+  }
+
+ private:
+  void Require(bool condition, const char* fault) {
+    if (!condition) result_->faults.push_back(fault);
+  }
+
+  void TakeProgress(const v1::PrefillProgress& progress) {
+    Require(result_->chunks.empty(), "progress after a chunk");
+    Require(progress.processed_tokens() <= progress.total_tokens(), "progress beyond the total");
+    Require(result_->progress.empty() ||
+                result_->progress.back().processed_tokens() < progress.processed_tokens(),
+            "progress does not grow");
+    result_->progress.push_back(progress);
+  }
+
+  void TakeChunk(const v1::TokenChunk& chunk) {
+    Require(engine::IsValidUtf8(chunk.text()), "cut UTF-8");
+    result_->chunks.push_back(chunk);
+  }
+
+  CallResult* const result_;
+};
+
+}  // namespace
+
+std::string CallResult::Text() const {
+  std::string text;
+  for (const v1::TokenChunk& chunk : chunks) text += chunk.text();
+  return text;
+}
+
+std::vector<uint32_t> CallResult::TokenIds() const {
+  std::vector<uint32_t> ids;
+  for (const v1::TokenChunk& chunk : chunks) {
+    ids.insert(ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
+  }
+  return ids;
+}
+
+std::string CallResult::Describe() const {
+  std::string text =
+      status.ok() ? "OK"
+                  : "status " + std::to_string(status.error_code()) + " " + status.error_message();
+  for (const std::string& fault : faults) text += "; " + fault;
+  return text;
+}
+
+CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& request,
+                   const CallOptions& options) {
+  CallResult result;
+  StreamCheck check(&result);
+  grpc::ClientContext context;
+  if (options.deadline) context.set_deadline(std::chrono::system_clock::now() + *options.deadline);
+  const auto reader = stub->Complete(&context, request);
+  int messages = 0;
+  if (options.on_message) options.on_message(messages, &context);
+  for (v1::CompleteResponse response; reader->Read(&response);) {
+    check.Take(response);
+    if (options.on_message) options.on_message(++messages, &context);
+  }
+  result.status = reader->Finish();
+  for (const auto& [key, value] : context.GetServerTrailingMetadata()) {
+    result.trailers.emplace(std::string(key.data(), key.size()),
+                            std::string(value.data(), value.size()));
+  }
+  check.End();
+  return result;
+}
+
+std::unique_ptr<v1::Completions::Stub> NewStub(const std::string& address,
+                                               grpc::ChannelArguments arguments) {
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::Completions::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+}
+
+std::unique_ptr<v1::Completions::Stub> NewStub(const std::string& address) {
+  return NewStub(address, grpc::ChannelArguments());
+}
+
+v1::CompleteRequest GreedyRequest(const std::string& text, uint32_t max_tokens) {
+  v1::CompleteRequest request;
+  request.set_text(text);
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(max_tokens);
+  return request;
+}
+
+}  // namespace augur::testing

@@ -1,0 +1,53 @@
+// One Complete call from its start to its status, everything that came noted.
+//
+// Thread: a call is made and read by one thread; Cancel may come from another. Ownership: values.
+// Failure: the status of the call; breaches of the stream's own rules are in `faults`.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "augur/v1/completions.grpc.pb.h"
+
+namespace augur::testing {
+
+struct CallResult {
+  grpc::Status status;
+  std::optional<v1::Accepted> accepted;
+  std::vector<v1::PrefillProgress> progress;
+  std::vector<v1::TokenChunk> chunks;
+  std::optional<v1::Finished> finished;
+  std::multimap<std::string, std::string> trailers;
+  // "a chunk before Accepted", "something after Finished", "cut UTF-8", ...: empty for a good
+  // stream.
+  std::vector<std::string> faults;
+
+  std::string Text() const;
+  std::vector<uint32_t> TokenIds() const;
+  // "OK", or the status' number and message, and the faults: for assertion messages.
+  std::string Describe() const;
+};
+
+struct CallOptions {
+  std::optional<std::chrono::milliseconds> deadline;
+  // Called after every message with how many have come; before the first one with 0.
+  std::function<void(int messages, grpc::ClientContext* context)> on_message;
+};
+
+CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& request,
+                   const CallOptions& options = {});
+
+// A channel of its own (no sharing of connections between tests' clients).
+std::unique_ptr<v1::Completions::Stub> NewStub(const std::string& address);
+std::unique_ptr<v1::Completions::Stub> NewStub(const std::string& address,
+                                               grpc::ChannelArguments arguments);
+
+// Greedy, on `text`.
+v1::CompleteRequest GreedyRequest(const std::string& text, uint32_t max_tokens);
+
+}  // namespace augur::testing
