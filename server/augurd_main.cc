@@ -1,4 +1,5 @@
-// augurd: the command line. Flags become overrides of configuration keys; the rest is server/daemon.h.
+// augurd: the command line. Flags become overrides of configuration keys; the rest is
+// server/daemon.h.
 
 #include <signal.h>
 
@@ -30,37 +31,50 @@ struct CommandLine {
 };
 
 // A flag that sets one configuration key, with the checks and messages of that key.
-void AddKeyFlag(CLI::App* app, const std::string& flag, const std::string& key, const std::string& help,
-                CommandLine* line) {
+void AddKeyFlag(CLI::App* app, const std::string& flag, const std::string& key,
+                const std::string& help, CommandLine* line) {
   app->add_option_function<std::string>(
       flag,
-      [line, key, flag](const std::string& value) { line->overrides.push_back({key, value, flag}); }, help);
+      [line, key, flag](const std::string& value) {
+        line->overrides.push_back({key, value, flag});
+      },
+      help);
 }
 
 void DefineFlags(CLI::App* app, CommandLine* line) {
-  AddKeyFlag(app, "--model", "model", "Hugging Face folder: config.json, safetensors, tokenizer.json", line);
-  AddKeyFlag(app, "--listen", "listen", "HOST:PORT for gRPC (127.0.0.1:50051); port 0 picks a free one", line);
+  AddKeyFlag(app, "--model", "model",
+             "Hugging Face folder: config.json, safetensors, tokenizer.json", line);
+  AddKeyFlag(app, "--listen", "listen",
+             "HOST:PORT for gRPC (127.0.0.1:50051); port 0 picks a free one", line);
   AddKeyFlag(app, "--metrics", "metrics", "HOST:PORT for Prometheus (127.0.0.1:9464)", line);
-  AddKeyFlag(app, "--served-name", "served_name", "model name of the API; the folder's unless given", line);
-  AddKeyFlag(app, "--threads", "threads", "threads that compute; this machine's CPUs unless given", line);
+  AddKeyFlag(app, "--served-name", "served_name",
+             "model name of the API; the folder's unless given", line);
+  AddKeyFlag(app, "--threads", "threads", "threads that compute; this machine's CPUs unless given",
+             line);
   AddKeyFlag(app, "--log-level", "log_level", "debug, info, warn or error", line);
   app->add_flag_callback(
-      "--no-reflection", [line] { line->overrides.push_back({"reflection", "false", "--no-reflection"}); },
+      "--no-reflection",
+      [line] {
+        line->overrides.push_back({"reflection", "false", "--no-reflection"});
+      },
       "do not serve gRPC reflection");
   app->add_option_function<std::vector<std::string>>(
          "--set",
          [line](const std::vector<std::string>& settings) {
            for (const std::string& setting : settings) {
              const size_t equals = setting.find('=');
-             const std::string value = equals == std::string::npos ? "" : setting.substr(equals + 1);
+             const std::string value =
+                 equals == std::string::npos ? "" : setting.substr(equals + 1);
              line->overrides.push_back({setting.substr(0, equals), value, "--set"});
            }
          },
          "KEY=VALUE: any key of the configuration file")
       ->take_all();
   app->add_option("--config", line->config_file, "YAML file; flags override it");
-  app->add_option("--port-file", line->port_file, "written once ready: grpc HOST:PORT, metrics HOST:PORT");
-  app->add_flag("--check-config", line->check_config, "check and print the effective configuration, then exit");
+  app->add_option("--port-file", line->port_file,
+                  "written once ready: grpc HOST:PORT, metrics HOST:PORT");
+  app->add_flag("--check-config", line->check_config,
+                "check and print the effective configuration, then exit");
   app->set_version_flag("--version", std::string("augurd " AUGUR_VERSION));
 }
 
@@ -72,8 +86,8 @@ absl::Status CheckModelFolder(const ServerConfig& config, bool required) {
   }
   std::error_code error;
   if (std::filesystem::is_directory(config.model, error)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("model: expected a folder, found ", Quoted(config.model, 512), ", which is not one"));
+  return absl::InvalidArgumentError(absl::StrCat("model: expected a folder, found ",
+                                                 Quoted(config.model, 512), ", which is not one"));
 }
 
 int RunWith(const CommandLine& line) {

@@ -60,7 +60,8 @@ void AnswerLater(const ServedModel& model, int64_t bytes, grpc::ServerUnaryReact
     if (result.ok()) *response = SerializeMessage(*result);
     reactor->Finish(ToGrpc(result.status()));
   });
-  if (!posted) reactor->Finish(ToGrpc(absl::ResourceExhaustedError("too many requests wait to be read")));
+  if (!posted)
+    reactor->Finish(ToGrpc(absl::ResourceExhaustedError("too many requests wait to be read")));
 }
 
 }  // namespace
@@ -84,7 +85,8 @@ void CompletionService::StopAdmitting() { draining_.store(true); }
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CompletionService::Complete(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   const ServedModel* model = model_.load();
-  const auto stream = CompletionStream::Create(context, model == nullptr ? &refusals_ : &model->streams);
+  const auto stream =
+      CompletionStream::Create(context, model == nullptr ? &refusals_ : &model->streams);
   absl::Status status;
   if (draining_.load()) {
     status = absl::UnavailableError("this server is shutting down");
@@ -102,8 +104,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CompletionService::Complete(
   return stream.get();
 }
 
-absl::Status CompletionService::Admit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& bytes,
-                                      const ServedModel& model,
+absl::Status CompletionService::Admit(grpc::CallbackServerContext* context,
+                                      const grpc::ByteBuffer& bytes, const ServedModel& model,
                                       const std::shared_ptr<CompletionStream>& stream) {
   // shared: see engine/request.h
   const auto request = std::make_shared<engine::Request>();
@@ -161,8 +163,8 @@ grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerCont
   absl::Status status = CheckServingText(model);
   if (status.ok()) status = ParseMessage(*request, message.get());
   if (status.ok() && message->ids_size() > kMaxDetokenizeIds) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("ids: expected at most ", kMaxDetokenizeIds, " ids, found ", message->ids_size()));
+    status = absl::InvalidArgumentError(absl::StrCat("ids: expected at most ", kMaxDetokenizeIds,
+                                                     " ids, found ", message->ids_size()));
   }
   if (status.ok()) status = CheckTokenIds(message->ids(), "ids", model->deployment);
   if (!status.ok()) {

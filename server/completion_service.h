@@ -1,8 +1,8 @@
-// The gRPC service augur.v1.Completions: parses and validates calls, hands completions to the router and text
-// calls to the intake.
+// The gRPC service augur.v1.Completions: parses and validates calls, hands completions to the
+// router and text calls to the intake.
 //
-// Thread: handlers run on gRPC's threads and do no work that grows with a prompt but parsing it; Open and
-// StopAdmitting from the lifecycle's thread.
+// Thread: handlers run on gRPC's threads and do no work that grows with a prompt but parsing it;
+// Open and StopAdmitting from the lifecycle's thread.
 // Ownership: what it is given outlives it; it outlives the gRPC server.
 // Failure: a status for the call. Before Open and after StopAdmitting, completions are UNAVAILABLE.
 #pragma once
@@ -40,13 +40,15 @@ struct ServedModel {
 };
 
 // Text may be any bytes on the wire, so the methods that carry text take their requests raw.
-using CompletionServiceBase = v1::Completions::WithRawCallbackMethod_Complete<
-    v1::Completions::WithRawCallbackMethod_Tokenize<v1::Completions::WithRawCallbackMethod_Detokenize<
-        v1::Completions::WithCallbackMethod_GetModel<v1::Completions::Service>>>>;
+using CompletionServiceBase =
+    v1::Completions::WithRawCallbackMethod_Complete<v1::Completions::WithRawCallbackMethod_Tokenize<
+        v1::Completions::WithRawCallbackMethod_Detokenize<
+            v1::Completions::WithCallbackMethod_GetModel<v1::Completions::Service>>>>;
 
 class CompletionService final : public CompletionServiceBase {
  public:
-  // `refusals` is the environment of streams that end before there is a model (its engine is not used).
+  // `refusals` is the environment of streams that end before there is a model (its engine is not
+  // used).
   CompletionService(const StreamEnvironment& refusals, const memory::Clock* clock);
 
   // Serves `model` from now on.
@@ -56,9 +58,11 @@ class CompletionService final : public CompletionServiceBase {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Complete(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context,
                                      const v1::GetModelRequest* request,

@@ -17,18 +17,24 @@ constexpr int64_t kMaxMergedBytes = 64 << 10;
 
 v1::FinishReason ToProto(engine::FinishReason reason) {
   switch (reason) {
-    case engine::FinishReason::kStop: return v1::FINISH_REASON_STOP;
-    case engine::FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
-    case engine::FinishReason::kEos: return v1::FINISH_REASON_EOS;
+    case engine::FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case engine::FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case engine::FinishReason::kEos:
+      return v1::FINISH_REASON_EOS;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
 EndReason ToEndReason(engine::FinishReason reason) {
   switch (reason) {
-    case engine::FinishReason::kStop: return EndReason::kStop;
-    case engine::FinishReason::kLength: return EndReason::kLength;
-    case engine::FinishReason::kEos: return EndReason::kEos;
+    case engine::FinishReason::kStop:
+      return EndReason::kStop;
+    case engine::FinishReason::kLength:
+      return EndReason::kLength;
+    case engine::FinishReason::kEos:
+      return EndReason::kEos;
   }
   return EndReason::kNone;
 }
@@ -225,8 +231,8 @@ void CompletionStream::OnCancel() {
     cancelled_ = true;
     DropQueue();
     if (request_ != nullptr) {
-      // gRPC cancels a call whose deadline passed, too. The engine knows the deadline and ends the request with
-      // the better status; it only has to look.
+      // gRPC cancels a call whose deadline passed, too. The engine knows the deadline and ends the
+      // request with the better status; it only has to look.
       if (!PastDeadline()) request_->cancelled.store(true);
       request_->paused.store(false);
       wake = true;
@@ -267,8 +273,8 @@ void CompletionStream::Enqueue(v1::CompleteResponse message) {
   UpdatePause();
 }
 
-// Joins text with text that still waits, and lets a newer progress report replace an older one: what waits
-// for a slow reader is then a handful of messages.
+// Joins text with text that still waits, and lets a newer progress report replace an older one:
+// what waits for a slow reader is then a handful of messages.
 bool CompletionStream::MergeIntoLast(const v1::CompleteResponse& message) {
   if (queue_.empty()) return false;
   Queued& last = queue_.back();
@@ -293,7 +299,8 @@ void CompletionStream::UpdatePause() {
   if (request_ == nullptr || end_.has_value()) return;
   const StreamLimits& limits = environment_->limits;
   const bool full = queued_bytes_ > limits.buffer_bytes || queued_events_ > limits.buffer_messages;
-  const bool half = queued_bytes_ <= limits.buffer_bytes / 2 && queued_events_ <= limits.buffer_messages / 2;
+  const bool half =
+      queued_bytes_ <= limits.buffer_bytes / 2 && queued_events_ <= limits.buffer_messages / 2;
   if (!paused_ && full) {
     paused_ = true;
     request_->paused.store(true);
@@ -317,17 +324,18 @@ void CompletionStream::SetEnd(const absl::Status& status) {
   if (!cancelled_) ArmLinger();
 }
 
-// The stream has ended but a write may never complete: nobody waits for such a reader longer than linger_ns
-// without progress.
+// The stream has ended but a write may never complete: nobody waits for such a reader longer than
+// linger_ns without progress.
 void CompletionStream::ArmLinger() {
   if (!writing_ && queue_.empty()) return;
   writes_at_linger_ = writes_done_;
   linger_ = std::make_unique<grpc::Alarm>();
-  linger_->Set(std::chrono::system_clock::now() + std::chrono::nanoseconds(environment_->limits.linger_ns),
-               [weak = weak_from_this()](bool expired) {
-                 const std::shared_ptr<CompletionStream> stream = weak.lock();
-                 if (expired && stream != nullptr) stream->CheckLinger();
-               });
+  linger_->Set(
+      std::chrono::system_clock::now() + std::chrono::nanoseconds(environment_->limits.linger_ns),
+      [weak = weak_from_this()](bool expired) {
+        const std::shared_ptr<CompletionStream> stream = weak.lock();
+        if (expired && stream != nullptr) stream->CheckLinger();
+      });
 }
 
 void CompletionStream::CheckLinger() {
@@ -376,8 +384,8 @@ void CompletionStream::Pump() {
       return;
     }
   }
-  // Outside the mutex: gRPC may run handlers of other calls on this thread. Order is safe, because whoever set
-  // writing_ or finish_called_ is alone.
+  // Outside the mutex: gRPC may run handlers of other calls on this thread. Order is safe, because
+  // whoever set writing_ or finish_called_ is alone.
   if (write) {
     StartWrite(&in_flight_);
   } else {
@@ -385,7 +393,8 @@ void CompletionStream::Pump() {
   }
 }
 
-// Called by the one thread that set finish_called_, before Finish: end_ and accepted_ change no more.
+// Called by the one thread that set finish_called_, before Finish: end_ and accepted_ change no
+// more.
 grpc::Status CompletionStream::EndOnTheWire() {
   if (end_->ok()) return grpc::Status::OK;
   if (end_->code() == absl::StatusCode::kResourceExhausted && !accepted_) {
@@ -401,8 +410,9 @@ void CompletionStream::FillRecord() {
   absl::Status end = *end_;
   if (end.ok() && cancelled_) {
     // The last words did not reach the client.
-    end = PastDeadline() ? absl::DeadlineExceededError("the deadline passed before the client had read all")
-                         : absl::CancelledError("cancelled by the client");
+    end = PastDeadline()
+              ? absl::DeadlineExceededError("the deadline passed before the client had read all")
+              : absl::CancelledError("cancelled by the client");
   }
   if (!end.ok()) record_.reason = EndReason::kNone;
   record_.code = static_cast<int>(end.code());

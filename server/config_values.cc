@@ -29,8 +29,7 @@ template <size_t n>
 std::optional<int64_t> ParseWithUnit(const std::string& text, const std::array<Unit, n>& units) {
   double number = 0;
   const char* end = text.data() + text.size();
-  const auto [stop, error] =
-      std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  const auto [stop, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
   if (error != std::errc() || !(number >= 0)) return std::nullopt;
   std::string unit(stop, end);
   unit.erase(0, unit.find_first_not_of(' '));

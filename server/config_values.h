@@ -1,6 +1,8 @@
-// Reading and writing the values of configuration keys: integers, sizes with a unit, durations with a unit.
+// Reading and writing the values of configuration keys: integers, sizes with a unit, durations with
+// a unit.
 //
-// Thread: plain functions. Failure: nothing; a text that is not such a value gives nullopt.
+// Thread: plain functions.
+// Failure: nothing; a text that is not such a value gives nullopt.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,11 @@ namespace augur::server {
 namespace {
 
 constexpr int64_t kWatchdogPeriodNs = memory::kNsPerSecond;
-// After the drain limit: for statuses to reach clients that read.
+// After the drain limit: for streams that read to take their last messages and the status.
 constexpr int64_t kEndGraceNs = 2 * memory::kNsPerSecond;
+// After the last stream: for statuses to leave this machine. A connection without calls is held up
+// to here.
+constexpr int64_t kFlushNs = 500 * memory::kNsPerMs;
 constexpr int64_t kDrainPollNs = 5 * memory::kNsPerMs;
 
 class DirectEntry final : public EngineEntry {
@@ -37,9 +40,12 @@ class DirectEntry final : public EngineEntry {
 
 ExitCode ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kAlreadyExists: return kExitPortInUse;
-    case absl::StatusCode::kResourceExhausted: return kExitNoMemory;
-    default: return kExitBadInput;
+    case absl::StatusCode::kAlreadyExists:
+      return kExitPortInUse;
+    case absl::StatusCode::kResourceExhausted:
+      return kExitNoMemory;
+    default:
+      return kExitBadInput;
   }
 }
 
@@ -74,14 +80,16 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   deployment.max_batch = static_cast<int>(config.batch);
   deployment.eos_token_ids = model.info.eos_token_ids;
   deployment.has_tokenizer = model.tokenizer != nullptr;
-  if (model.tokenizer != nullptr) deployment.longest_token_bytes = LongestTokenBytes(*model.tokenizer);
+  if (model.tokenizer != nullptr)
+    deployment.longest_token_bytes = LongestTokenBytes(*model.tokenizer);
   deployment.prefix_cache = config.prefix_cache;
   // One RoPE factor set in this build; families with two will name theirs here.
   deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
   return deployment;
 }
 
-engine::EngineOptions EngineOptionsOf(const ServerConfig& config, const engine::LoadedModel& model) {
+engine::EngineOptions EngineOptionsOf(const ServerConfig& config,
+                                      const engine::LoadedModel& model) {
   engine::EngineOptions options;
   options.max_context = model.max_context;
   options.num_blocks = model.num_blocks;
@@ -104,7 +112,10 @@ Daemon::Daemon(ServerConfig config, std::string port_file, StopRequest* stop)
     : config_(std::move(config)),
       port_file_(std::move(port_file)),
       stop_(stop),
-      service_({.model = config_.served_name, .stats = &front_, .clock = &clock_, .limits = LimitsOf(config_)},
+      service_({.model = config_.served_name,
+                .stats = &front_,
+                .clock = &clock_,
+                .limits = LimitsOf(config_)},
                &clock_) {
   health_.Set("", false);
   health_.Set(kServiceName, false);
@@ -147,12 +158,13 @@ ExitCode Daemon::Listen() {
 
 ExitCode Daemon::LoadModel() {
   backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
-  auto model = engine::LoadModel(backend_.get(), {.folder = config_.model,
-                                                  .max_context = static_cast<int>(config_.context),
-                                                  .kv_bytes = config_.kv_bytes,
-                                                  .kv_dtype = config_.kv_dtype,
-                                                  .max_batch = static_cast<int>(config_.batch),
-                                                  .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
+  auto model = engine::LoadModel(backend_.get(),
+                                 {.folder = config_.model,
+                                  .max_context = static_cast<int>(config_.context),
+                                  .kv_bytes = config_.kv_bytes,
+                                  .kv_dtype = config_.kv_dtype,
+                                  .max_batch = static_cast<int>(config_.batch),
+                                  .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
   if (!model.ok()) return Fail(model.status());
   StartEngine(*std::move(model));
   return kExitClean;
@@ -164,14 +176,16 @@ void Daemon::StartEngine(engine::LoadedModel model) {
   block_bytes_ = model.block_bytes;
   tokenizer_ = std::move(model.tokenizer);
   const engine::EngineOptions options = EngineOptionsOf(config_, model);
-  engine_ = std::make_unique<engine::Engine>(options, model.info.eos_token_ids, std::move(model.runner),
-                                             tokenizer_.get(), &clock_);
+  engine_ = std::make_unique<engine::Engine>(options, model.info.eos_token_ids,
+                                             std::move(model.runner), tokenizer_.get(), &clock_);
   entry_ = std::make_unique<DirectEntry>(engine_.get());
-  intake_ = std::make_unique<TextIntake>(TextIntakeOptions{.threads = static_cast<int>(config_.intake_threads),
-                                                           .max_jobs = config_.intake_requests,
-                                                           .max_bytes = config_.intake_bytes},
-                                         &front_);
-  router_ = std::make_unique<Router>(&model_.deployment, tokenizer_.get(), entry_.get(), intake_.get(), &clock_);
+  intake_ = std::make_unique<TextIntake>(
+      TextIntakeOptions{.threads = static_cast<int>(config_.intake_threads),
+                        .max_jobs = config_.intake_requests,
+                        .max_bytes = config_.intake_bytes},
+      &front_);
+  router_ = std::make_unique<Router>(&model_.deployment, tokenizer_.get(), entry_.get(),
+                                     intake_.get(), &clock_);
   model_.tokenizer = tokenizer_.get();
   model_.router = router_.get();
   model_.intake = intake_.get();
@@ -185,15 +199,15 @@ void Daemon::StartEngine(engine::LoadedModel model) {
                       .num_blocks = options.num_blocks,
                       .block_bytes = block_bytes_,
                       .max_context = options.max_context});
-  watchdog_ = std::make_unique<LivenessWatchdog>([this] { return engine_->StalledNs(); },
-                                                 config_.stall_limit_ns, kWatchdogPeriodNs, &health_);
+  watchdog_ = std::make_unique<LivenessWatchdog>(
+      [this] { return engine_->StalledNs(); }, config_.stall_limit_ns, kWatchdogPeriodNs, &health_);
 }
 
 ExitCode Daemon::BecomeReady() {
   const absl::Status warm = WarmUp(entry_.get(), clock_);
   if (!warm.ok()) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat(config_.model, ": the model generated no token at warm-up: ", warm.message())));
+    return Fail(absl::InvalidArgumentError(absl::StrCat(
+        config_.model, ": the model generated no token at warm-up: ", warm.message())));
   }
   // The engine's histograms hold it, so the front counts it, too.
   front_.CountRequest(0, EndReason::kLength);
@@ -212,19 +226,22 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
   const int64_t blocks = options.num_blocks;
   spdlog::info(
       "ready version={} model={} family={} parameters={} dtype={} backend={} threads={} context={} "
-      "kv_dtype={} kv_bytes={} kv_blocks={} kv_capacity_tokens={} batch={} batched_tokens={} prefix_cache={} "
+      "kv_dtype={} kv_bytes={} kv_blocks={} kv_capacity_tokens={} batch={} batched_tokens={} "
+      "prefix_cache={} "
       "grpc={} metrics={} pid={}",
-      AUGUR_VERSION, Quoted(config_.served_name), info.family, info.num_parameters, kernels::NameOf(info.dtype),
-      Quoted(backend_->Describe()), config_.threads, options.max_context,
-      kernels::NameOf(config_.kv_dtype.value_or(info.dtype)), blocks * block_bytes_, blocks,
-      blocks * kernels::kBlockTokens, options.max_batch, options.max_batched_tokens, config_.prefix_cache,
-      grpc_->address(), metrics_->address(), getpid());
+      AUGUR_VERSION, Quoted(config_.served_name), info.family, info.num_parameters,
+      kernels::NameOf(info.dtype), Quoted(backend_->Describe()), config_.threads,
+      options.max_context, kernels::NameOf(config_.kv_dtype.value_or(info.dtype)),
+      blocks * block_bytes_, blocks, blocks * kernels::kBlockTokens, options.max_batch,
+      options.max_batched_tokens, config_.prefix_cache, grpc_->address(), metrics_->address(),
+      getpid());
   if (blocks * kernels::kBlockTokens < options.max_context) {
-    spdlog::warn("the KV pool holds {} tokens, fewer than the context of {}: longer requests are refused, "
-                 "raise kv_bytes to {}",
-                 blocks * kernels::kBlockTokens, options.max_context,
-                 FormatBytes((options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens *
-                             block_bytes_));
+    spdlog::warn(
+        "the KV pool holds {} tokens, fewer than the context of {}: longer requests are refused, "
+        "raise kv_bytes to {}",
+        blocks * kernels::kBlockTokens, options.max_context,
+        FormatBytes((options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens *
+                    block_bytes_));
   }
 }
 
@@ -242,12 +259,13 @@ void Daemon::Drain() {
   health_.Shutdown();
   // Scraped to the end of the drain; closing may take 2 s of its own.
   std::thread closer([this] { metrics_->Close(); });
-  grpc_->Shutdown(left == 0 ? kEndGraceNs : 0);
+  grpc_->Shutdown(left == 0 ? kFlushNs : 0);
   closer.join();
   spdlog::info("stopped cut_streams={}", left);
 }
 
-// Until every stream has ended, or the limit and a little grace have passed: what is left then does not read.
+// Until every stream has ended, or the limit and a little grace have passed: what is left then does
+// not read.
 void Daemon::WaitUntilDrained(int64_t deadline_ns) {
   bool hurried = false;
   while (!engine_->idle() || front_.open_streams.load() > 0) {

@@ -1,13 +1,14 @@
 // augurd from configuration to exit status: binds, loads, warms up, serves, drains.
 //
-//   listen for gRPC and metrics      a port in use shows at once; `live` is answered while the model loads
+//   listen for gRPC and metrics   a port in use shows at once; `live` is answered during the load
 //   load the model, start the engine
-//   generate one real token          then readiness turns SERVING and the port file appears
+//   generate one real token       then readiness turns SERVING and the port file appears
 //   serve until the first signal
-//   drain                            not ready, no new work, running streams end, the rest UNAVAILABLE
+//   drain                         not ready, no new work; running streams end, or UNAVAILABLE
 //
-// Thread: Run is called once, from main. Ownership: owns every part; destroys them in the reverse order of their
-// making. Failure: Run prints one line to standard error and returns the exit status (server/exit_code.h).
+// Thread: Run is called once, from main.
+// Ownership: owns every part; destroys them in the reverse order of their making.
+// Failure: Run prints one line to standard error and returns the exit status (server/exit_code.h).
 #pragma once
 
 #include <memory>

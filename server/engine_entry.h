@@ -1,7 +1,8 @@
-// The engine as the front calls it: two methods of engine/engine.h, so that streams and router can be tested
-// against an engine that does what the test says.
+// The engine as the front calls it: two methods of engine/engine.h, so that streams and router can
+// be tested against an engine that does what the test says.
 //
-// Thread: any. Failure: see Engine::Submit.
+// Thread: any.
+// Failure: see Engine::Submit.
 #pragma once
 
 #include <memory>

@@ -19,14 +19,15 @@ struct FrontStats {
 
   // Completions by the status that ended them, those refused before the engine included.
   std::array<std::array<Counter, static_cast<size_t>(EndReason::kCount)>, kStatusCodes> requests{};
-  Gauge open_streams{0};       // completions that have not ended
-  Gauge intake_requests{0};    // waiting for a thread that encodes
+  Gauge open_streams{0};     // completions that have not ended
+  Gauge intake_requests{0};  // waiting for a thread that encodes
   Gauge intake_bytes{0};
-  Counter reader_pauses{0};    // times that a stream's buffer was full
-  Gauge ready{0};              // 1 when readiness is SERVING
+  Counter reader_pauses{0};  // times that a stream's buffer was full
+  Gauge ready{0};            // 1 when readiness is SERVING
 
   void CountRequest(int code, EndReason reason) {
-    const size_t row = code >= 0 && static_cast<size_t>(code) < kStatusCodes ? code : 2;  // 2: UNKNOWN
+    const size_t row =
+        code >= 0 && static_cast<size_t>(code) < kStatusCodes ? code : 2;  // 2: UNKNOWN
     requests[row][static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
   }
 };

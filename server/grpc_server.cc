@@ -16,7 +16,8 @@ namespace {
 
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
-// Clients that ping every 10 s through a long silent prefill are welcome; half of that leaves room for jitter.
+// Clients that ping every 10 s through a long silent prefill are welcome; half of that leaves room
+// for jitter.
 constexpr int kMinPingIntervalMs = 5'000;
 constexpr int kMaxPingStrikes = 2;
 constexpr int kHandshakeTimeoutMs = 5'000;
@@ -24,12 +25,14 @@ constexpr int kMaxMetadataBytes = 16 << 10;
 // Reflection is a synchronous service: each of its streams holds a thread.
 constexpr int kMaxThreads = 8;
 
-// Linking the reflection library turns it on for every builder of the process; this takes it out again.
+// Linking the reflection library turns it on for every builder of the process; this takes it out
+// again.
 class NoReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    std::erase_if(*plugins, [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+    std::erase_if(*plugins,
+                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
   }
 };
 
@@ -37,7 +40,8 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(kMaxResponseBytes));
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(options.max_streams));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                              static_cast<int>(options.max_streams));
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   // A small message that unpacks to a huge one would pass the size check.
@@ -53,14 +57,15 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kMinPingIntervalMs);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, kMaxPingStrikes);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
-                                                              const std::vector<grpc::Service*>& services) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    const GrpcServerOptions& options, const std::vector<grpc::Service*>& services) {
   const absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
   if (!listen.ok()) return listen.status();
   grpc::EnableDefaultHealthCheckService(false);
@@ -74,8 +79,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOp
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
-    return absl::AlreadyExistsError(absl::StrCat("cannot listen for gRPC on ", options.listen,
-                                                 ": the port is in use or the address is not this machine's"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("cannot listen for gRPC on ", options.listen,
+                     ": the port is in use or the address is not this machine's"));
   }
   return std::unique_ptr<GrpcServer>(
       new GrpcServer(std::move(server), port, FormatHostPort(listen->host, port)));

@@ -17,16 +17,16 @@
 namespace augur::server {
 
 struct GrpcServerOptions {
-  std::string listen;                   // HOST:PORT; port 0: a free one
-  int64_t max_receive_bytes = 64 << 20; // of one message
-  int64_t max_streams = 1024;           // calls at a time on one connection
+  std::string listen;                    // HOST:PORT; port 0: a free one
+  int64_t max_receive_bytes = 64 << 20;  // of one message
+  int64_t max_streams = 1024;            // calls at a time on one connection
   bool reflection = true;
 };
 
 class GrpcServer {
  public:
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
-                                                           const std::vector<grpc::Service*>& services);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const GrpcServerOptions& options, const std::vector<grpc::Service*>& services);
   // Shuts down at once when Shutdown was not called.
   ~GrpcServer();
 
@@ -34,8 +34,8 @@ class GrpcServer {
   // HOST:PORT that a client on this machine connects to.
   const std::string& address() const { return address_; }
 
-  // Takes no new call; gives running ones `grace_ns`, then cancels them; returns when all are done. Never
-  // without a deadline: a client that watches or does not read would hold it for ever.
+  // Takes no new call; gives running ones `grace_ns`, then cancels them; returns when all are done.
+  // Never without a deadline: a client that watches or does not read would hold it for ever.
   void Shutdown(int64_t grace_ns);
 
  private:

@@ -67,24 +67,27 @@ grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* cont
   return reactor;
 }
 
-grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(grpc::CallbackServerContext* /*context*/,
-                                                                    const HealthCheckRequest* request) {
+grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(
+    grpc::CallbackServerContext* /*context*/, const HealthCheckRequest* request) {
   // shared: the watcher's end names the watcher, which exists only once its end does.
   const auto place = std::make_shared<std::weak_ptr<HealthWatcher>>();
-  const auto watcher = HealthWatcher::Create(request->service().substr(0, kMaxNameBytes), [this, place] {
-    const std::lock_guard lock(mutex_);
-    watchers_.erase(place->lock());
-  });
+  const auto watcher =
+      HealthWatcher::Create(request->service().substr(0, kMaxNameBytes), [this, place] {
+        const std::lock_guard lock(mutex_);
+        watchers_.erase(place->lock());
+      });
   *place = watcher;
   Register(request->service(), watcher);
   watcher->Open();
   return watcher.get();
 }
 
-void HealthService::Register(const std::string& name, const std::shared_ptr<HealthWatcher>& watcher) {
+void HealthService::Register(const std::string& name,
+                             const std::shared_ptr<HealthWatcher>& watcher) {
   const std::lock_guard lock(mutex_);
   if (name.size() > kMaxNameBytes) {
-    watcher->End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "service: expected at most 256 bytes"));
+    watcher->End(
+        grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "service: expected at most 256 bytes"));
   } else if (shut_down_) {
     watcher->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "this server is shutting down"));
   } else if (watchers_.size() >= kMaxWatchers) {

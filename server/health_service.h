@@ -1,11 +1,15 @@
-// grpc.health.v1.Health over a table of names and statuses: Check answers from it, Watch streams every change.
+// grpc.health.v1.Health over a table of names and statuses: Check answers from it, Watch streams
+// every change.
 //
-// gRPC's own health service keeps a server from shutting down while a client watches (research/build.md,
-// trap 3); this one ends its watchers itself.
-// Thread: Set and Shutdown from any; handlers on gRPC's threads, none of which waits for anything but a mutex.
+// gRPC's own health service keeps a server from shutting down while a client watches
+// (server/README.md, Decisions); this one ends its watchers itself.
+//
+// Thread: Set and Shutdown from any; handlers on gRPC's threads, none of which waits for anything
+// but a mutex.
 // Ownership: outlives the gRPC server; watchers are shared with gRPC until their OnDone.
-// Failure: Check of an unknown name is NOT_FOUND, Watch of one starts with SERVICE_UNKNOWN. More watchers than
-// kMaxWatchers are refused with RESOURCE_EXHAUSTED, names longer than kMaxNameBytes with INVALID_ARGUMENT.
+// Failure: Check of an unknown name is NOT_FOUND, Watch of one starts with SERVICE_UNKNOWN. More
+// watchers than kMaxWatchers are refused with RESOURCE_EXHAUSTED, names longer than kMaxNameBytes
+// with INVALID_ARGUMENT.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -33,14 +37,16 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   ~HealthService() override;
 
   void Set(const std::string& name, bool serving);
-  // Tells every watcher NOT_SERVING and ends its stream with UNAVAILABLE; later calls of Set are ignored.
+  // Tells every watcher NOT_SERVING and ends its stream with UNAVAILABLE; later calls of Set are
+  // ignored.
   void Shutdown();
 
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
                                   const grpc::health::v1::HealthCheckRequest* request,
                                   grpc::health::v1::HealthCheckResponse* response) override;
   grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
-      grpc::CallbackServerContext* context, const grpc::health::v1::HealthCheckRequest* request) override;
+      grpc::CallbackServerContext* context,
+      const grpc::health::v1::HealthCheckRequest* request) override;
 
  private:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;

@@ -4,7 +4,8 @@
 
 namespace augur::server {
 
-std::shared_ptr<HealthWatcher> HealthWatcher::Create(std::string name, std::function<void()> on_end) {
+std::shared_ptr<HealthWatcher> HealthWatcher::Create(std::string name,
+                                                     std::function<void()> on_end) {
   std::shared_ptr<HealthWatcher> watcher(new HealthWatcher(std::move(name), std::move(on_end)));
   watcher->self_ = watcher;
   return watcher;

@@ -1,8 +1,10 @@
-// One Watch stream of the health service: writes the statuses it is told, in order, one write at a time.
+// One Watch stream of the health service: writes the statuses it is told, in order, one write at a
+// time.
 //
-// Thread: Tell, End and Pump from any; On* on gRPC's. Ownership: shared by the service (until it is removed) and
-// gRPC (until OnDone). Failure: a reader that falls more than kMaxWaiting changes behind skips the oldest of
-// them, so that it ends on the latest status.
+// Thread: Tell, End and Pump from any; On* on gRPC's.
+// Ownership: shared by the service (until it is removed) and gRPC (until OnDone).
+// Failure: a reader that falls more than kMaxWaiting changes behind skips the oldest of them, so
+// that it ends on the latest status.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -24,7 +26,8 @@ class HealthWatcher final : public grpc::ServerWriteReactor<grpc::health::v1::He
   using Response = grpc::health::v1::HealthCheckResponse;
   static constexpr size_t kMaxWaiting = 64;
 
-  // `on_end` is called once, from OnCancel or OnDone, without locks held: the service forgets the watcher.
+  // `on_end` is called once, from OnDone, without locks held: the service forgets the
+  // watcher.
   static std::shared_ptr<HealthWatcher> Create(std::string name, std::function<void()> on_end);
 
   const std::string& name() const { return name_; }
@@ -34,8 +37,8 @@ class HealthWatcher final : public grpc::ServerWriteReactor<grpc::health::v1::He
   void End(const grpc::Status& status);
   // Sends the headers; from the handler, before it returns.
   void Open();
-  // Writes what is queued, as far as gRPC takes it. Not under a lock that a handler takes: gRPC may run other
-  // calls' handlers inside.
+  // Writes what is queued, as far as gRPC takes it. Not under a lock that a handler takes: gRPC may
+  // run other calls' handlers inside.
   void Pump();
 
   void OnSendInitialMetadataDone(bool ok) override;

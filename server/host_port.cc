@@ -9,7 +9,8 @@ namespace augur::server {
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   const auto refuse = [&] {
     return absl::InvalidArgumentError(absl::StrCat(
-        "expected HOST:PORT with a port from 0 to 65535, e.g. 127.0.0.1:50051, found \"", text, "\""));
+        "expected HOST:PORT with a port from 0 to 65535, e.g. 127.0.0.1:50051, found \"", text,
+        "\""));
   };
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || text.size() > 256) return refuse();
@@ -22,10 +23,13 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   const char* begin = text.data() + colon + 1;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(begin, end, result.port);
-  if (error != std::errc() || stop != end || result.port < 0 || result.port > 65535) return refuse();
+  if (error != std::errc() || stop != end || result.port < 0 || result.port > 65535)
+    return refuse();
   return result;
 }
 
-std::string FormatHostPort(const std::string& host, int port) { return absl::StrCat(host, ":", port); }
+std::string FormatHostPort(const std::string& host, int port) {
+  return absl::StrCat(host, ":", port);
+}
 
 }  // namespace augur::server

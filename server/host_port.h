@@ -1,6 +1,7 @@
 // HOST:PORT as flags and configuration spell it: "127.0.0.1:50051", "localhost:0", "[::1]:9464".
 //
-// Thread: plain functions. Failure: INVALID_ARGUMENT that says what was expected.
+// Thread: plain functions.
+// Failure: INVALID_ARGUMENT that says what was expected.
 #pragma once
 
 #include <string>

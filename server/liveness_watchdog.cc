@@ -9,9 +9,12 @@
 
 namespace augur::server {
 
-LivenessWatchdog::LivenessWatchdog(std::function<int64_t()> stalled_ns, int64_t limit_ns, int64_t period_ns,
-                                   HealthService* health)
-    : stalled_ns_(std::move(stalled_ns)), limit_ns_(limit_ns), period_ns_(period_ns), health_(health) {
+LivenessWatchdog::LivenessWatchdog(std::function<int64_t()> stalled_ns, int64_t limit_ns,
+                                   int64_t period_ns, HealthService* health)
+    : stalled_ns_(std::move(stalled_ns)),
+      limit_ns_(limit_ns),
+      period_ns_(period_ns),
+      health_(health) {
   thread_ = std::thread([this] { RunLoop(); });
 }
 

@@ -1,7 +1,10 @@
-// Turns the health name `live` off while the engine has been stuck in one step for longer than a limit, and on
-// again when it moves: a supervisor that restarts on liveness should see a stuck device, not a long prefill.
+// Turns the health name `live` off while the engine has been stuck in one step for longer than a
+// limit, and on again when it moves: a supervisor that restarts on liveness should see a stuck
+// device, not a long prefill.
 //
-// Thread: its own, once a second. Ownership: health and what `stalled_ns` reads outlive it. Failure: none.
+// Thread: its own, once a second.
+// Ownership: health and what `stalled_ns` reads outlive it.
+// Failure: none.
 #pragma once
 
 #include <condition_variable>

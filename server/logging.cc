@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kQueuedLines = 8192;
 
-// gRPC reports every refused connection as an error; what matters to an operator reaches them through our own
-// statuses and lines.
+// gRPC reports every refused connection as an error; what matters to an operator reaches them
+// through our own statuses and lines.
 void LogGrpc(gpr_log_func_args* args) { spdlog::debug("grpc: {}", OneLine(args->message)); }
 
 constexpr char kPattern[] = "%Y-%m-%dT%H:%M:%S.%e%z %l %v";
@@ -38,7 +38,8 @@ void FlushLogging() {
   gpr_set_log_function([](gpr_log_func_args*) {});
   spdlog::shutdown();
   // For whoever still has a word to say on the way out.
-  auto last = std::make_shared<spdlog::logger>("augurd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto last =
+      std::make_shared<spdlog::logger>("augurd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   last->set_pattern(kPattern);
   spdlog::set_default_logger(std::move(last));
 }

@@ -1,5 +1,5 @@
-// Where log lines go: standard error, one line each, by a thread of its own behind a bounded queue that drops
-// its oldest lines, so that a full disk or a stuck pipe stops nobody.
+// Where log lines go: standard error, one line each, by a thread of its own behind a bounded queue
+// that drops its oldest lines, so that a full disk or a stuck pipe stops nobody.
 //
 // Thread: InitLogging and FlushLogging from main; spdlog's functions from any thread.
 // Failure: lines are lost, never waited for (FlushLogging excepted, at exit).

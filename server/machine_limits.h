@@ -1,7 +1,8 @@
-// How much memory and how many CPUs this process may use: the machine's, or the container's where that is
-// less. Read once at start.
+// How much memory and how many CPUs this process may use: the machine's, or the container's where
+// that is less. Read once at start.
 //
-// Thread: plain function. Failure: what cannot be read does not limit.
+// Thread: plain function.
+// Failure: what cannot be read does not limit.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace augur::server {
 
 struct MachineLimits {
   int64_t memory_bytes = 0;  // smallest of physical memory and the cgroup limits above this process
-  int cpus = 1;              // of the affinity mask, less where a cgroup quota gives less; at least 1
+  int cpus = 1;  // of the affinity mask, less where a cgroup quota gives less; at least 1
 };
 
 // `root` is put before /proc and /sys, for tests.

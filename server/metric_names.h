@@ -1,19 +1,19 @@
-// Every metric that augurd exports, in one list: own names in base units, and the five names of vLLM that
-// load-aware routers read, verbatim. server/README.md says what each means.
+// Every metric that augurd exports, in one list: own names in base units, and the five names of
+// vLLM that load-aware routers read, verbatim. server/README.md says what each means.
 #pragma once
 
 namespace augur::server::metric_names {
 
-inline constexpr char kBuildInfo[] = "augur_build_info";                          // {version}
+inline constexpr char kBuildInfo[] = "augur_build_info";  // {version}
 inline constexpr char kReady[] = "augur_ready";
-inline constexpr char kRequests[] = "augur_requests_total";                       // {code,finish_reason}
+inline constexpr char kRequests[] = "augur_requests_total";  // {code,finish_reason}
 inline constexpr char kOpenStreams[] = "augur_open_streams";
 inline constexpr char kReaderPauses[] = "augur_reader_pauses_total";
 inline constexpr char kIntakeRequests[] = "augur_intake_requests";
 inline constexpr char kIntakeBytes[] = "augur_intake_bytes";
 
 inline constexpr char kAccepted[] = "augur_accepted_requests_total";
-inline constexpr char kEngineEnds[] = "augur_engine_requests_total";              // {outcome}
+inline constexpr char kEngineEnds[] = "augur_engine_requests_total";  // {outcome}
 inline constexpr char kQueueRequests[] = "augur_queue_requests";
 inline constexpr char kQueueTokens[] = "augur_queue_tokens";
 inline constexpr char kRunningRequests[] = "augur_running_requests";
@@ -27,7 +27,7 @@ inline constexpr char kGeneratedTokens[] = "augur_generated_tokens_total";
 inline constexpr char kPrefixQueryBlocks[] = "augur_prefix_query_blocks_total";
 inline constexpr char kPrefixHitBlocks[] = "augur_prefix_hit_blocks_total";
 
-inline constexpr char kKvBlocks[] = "augur_kv_blocks";                            // {state}
+inline constexpr char kKvBlocks[] = "augur_kv_blocks";  // {state}
 inline constexpr char kKvCapacityTokens[] = "augur_kv_capacity_tokens";
 inline constexpr char kKvCapacityBytes[] = "augur_kv_capacity_bytes";
 inline constexpr char kContextTokens[] = "augur_context_tokens";
@@ -47,7 +47,7 @@ inline constexpr char kRequestGeneratedTokens[] = "augur_request_generated_token
 inline constexpr char kVllmRunning[] = "vllm:num_requests_running";
 inline constexpr char kVllmWaiting[] = "vllm:num_requests_waiting";
 inline constexpr char kVllmKvUsage[] = "vllm:kv_cache_usage_perc";
-inline constexpr char kVllmCacheConfig[] = "vllm:cache_config_info";              // {block_size,num_gpu_blocks}
+inline constexpr char kVllmCacheConfig[] = "vllm:cache_config_info";  // {block_size,num_gpu_blocks}
 inline constexpr char kVllmLora[] = "vllm:lora_requests_info";
 
 }  // namespace augur::server::metric_names

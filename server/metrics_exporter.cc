@@ -20,11 +20,13 @@
 #include "server/host_port.h"
 #include "server/metrics_families.h"
 
-// civetweb starts its threads with stacks of 100 KiB, from which glibc takes the static TLS of every library
-// that is loaded: with cublasLt nothing is left and the listener does not start. Give every such thread 1 MiB.
+// civetweb starts its threads with stacks of 100 KiB, from which glibc takes the static TLS of
+// every library that is loaded: with cublasLt nothing is left and the listener does not start. Give
+// every such thread 1 MiB.
 extern "C" int pthread_attr_setstacksize(pthread_attr_t* attr, size_t size) {
   using Function = int (*)(pthread_attr_t*, size_t);
-  static const auto next = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "pthread_attr_setstacksize"));
+  static const auto next =
+      reinterpret_cast<Function>(dlsym(RTLD_NEXT, "pthread_attr_setstacksize"));
   return next(attr, std::max<size_t>(size, 1 << 20));
 }
 
@@ -33,7 +35,8 @@ namespace {
 
 class Collector final : public prometheus::Collectable {
  public:
-  Collector(const FrontStats* front, std::string version) : front_(front), version_(std::move(version)) {}
+  Collector(const FrontStats* front, std::string version)
+      : front_(front), version_(std::move(version)) {}
 
   // Once; scrapes that run meanwhile see all of it or nothing.
   void SetModel(const ExportedModel& model) {
@@ -97,15 +100,17 @@ absl::StatusOr<std::unique_ptr<MetricsExporter>> MetricsExporter::Start(const st
                                                                         const FrontStats* front) {
   const absl::StatusOr<HostPort> place = ParseHostPort(listen);
   if (!place.ok()) return place.status();
-  // The exposer's only way to say that it cannot listen is an exception; it goes no further than here.
+  // The exposer's only way to say that it cannot listen is an exception; it goes no further than
+  // here.
   try {
     auto listener = std::make_unique<Listener>(listen, front, version);
     const int port = listener->port();
     return std::unique_ptr<MetricsExporter>(
         new MetricsExporter(std::move(listener), port, FormatHostPort(place->host, port)));
   } catch (const std::exception&) {
-    return absl::AlreadyExistsError(absl::StrCat("cannot listen for metrics on ", listen,
-                                                 ": the port is in use or the address is not this machine's"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("cannot listen for metrics on ", listen,
+                     ": the port is in use or the address is not this machine's"));
   }
 }
 
@@ -114,7 +119,9 @@ MetricsExporter::MetricsExporter(std::unique_ptr<Listener> listener, int port, s
 
 MetricsExporter::~MetricsExporter() { Close(); }
 
-void MetricsExporter::SetModel(const ExportedModel& model) { listener_->collector().SetModel(model); }
+void MetricsExporter::SetModel(const ExportedModel& model) {
+  listener_->collector().SetModel(model);
+}
 
 // civetweb looks at its stop flag every 2 s, or when a connection comes: so give it some.
 void MetricsExporter::Close() {

@@ -1,6 +1,7 @@
-// The daemon's numbers over HTTP for Prometheus. The only place that touches prometheus-cpp.
+// The daemon's numbers over HTTP for Prometheus. Only this and server/metrics_families touch
+// prometheus-cpp. A scrape reads atomics of FrontStats and EngineStats and takes no lock of the
+// engine or the front.
 //
-// A scrape reads atomics of FrontStats and EngineStats and takes no lock of the engine or the front.
 // Thread: Start, SetModel and Close from the lifecycle's thread; scrapes run on the exposer's own.
 // Ownership: `front` and what SetModel points to outlive the exporter (or Close).
 // Failure: Start says ALREADY_EXISTS when it cannot listen, naming the address.
@@ -18,7 +19,7 @@ namespace augur::server {
 
 // What is known once a model is loaded.
 struct ExportedModel {
-  std::string name;                                 // label model_name
+  std::string name;  // label model_name
   const engine::EngineStats* stats = nullptr;
   int64_t num_blocks = 0;
   int64_t block_bytes = 0;

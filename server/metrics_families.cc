@@ -22,7 +22,8 @@ using Families = std::vector<MetricFamily>;
 // Appends families with one fixed set of labels.
 class FamilyWriter {
  public:
-  FamilyWriter(Labels labels, Families* families) : labels_(std::move(labels)), families_(families) {}
+  FamilyWriter(Labels labels, Families* families)
+      : labels_(std::move(labels)), families_(families) {}
 
   // Further samples of the family follow with Sample().
   void Begin(const char* name, const char* help, MetricType type) {
@@ -80,25 +81,30 @@ class FamilyWriter {
 
 void AppendEngineRequests(const engine::EngineStats& stats, FamilyWriter* out) {
   namespace names = metric_names;
-  static constexpr std::array<const char*, static_cast<size_t>(engine::Outcome::kCount)> kOutcomes = {
-      "stop", "length", "eos", "cancelled", "deadline", "slow_reader", "draining", "internal"};
+  static constexpr std::array<const char*, static_cast<size_t>(engine::Outcome::kCount)> kOutcomes =
+      {"stop", "length", "eos", "cancelled", "deadline", "slow_reader", "draining", "internal"};
   out->Counter(names::kAccepted, "Requests that the engine accepted.", stats.accepted);
   out->Begin(names::kEngineEnds, "Accepted requests by how they ended.", MetricType::Counter);
   for (size_t i = 0; i < kOutcomes.size(); ++i) {
     out->Sample(static_cast<double>(stats.outcomes[i]), {{"outcome", kOutcomes[i]}});
   }
   out->Gauge(names::kQueueRequests, "Requests accepted and not running.", stats.waiting);
-  out->Gauge(names::kQueueTokens, "Prompt tokens of the requests in the queue.", stats.waiting_tokens);
-  out->Gauge(names::kRunningRequests, "Requests that hold KV blocks, paused ones included.", stats.running);
+  out->Gauge(names::kQueueTokens, "Prompt tokens of the requests in the queue.",
+             stats.waiting_tokens);
+  out->Gauge(names::kRunningRequests, "Requests that hold KV blocks, paused ones included.",
+             stats.running);
   out->Gauge(names::kPausedRequests, "Running requests that wait for their reader.", stats.paused);
-  out->Counter(names::kPreemptions, "Times that a request gave up its KV blocks.", stats.preemptions);
-  out->Counter(names::kRecomputedTokens, "Tokens computed again after a preemption.", stats.recomputed_tokens);
+  out->Counter(names::kPreemptions, "Times that a request gave up its KV blocks.",
+               stats.preemptions);
+  out->Counter(names::kRecomputedTokens, "Tokens computed again after a preemption.",
+               stats.recomputed_tokens);
 }
 
 void AppendTokens(const engine::EngineStats& stats, FamilyWriter* out) {
   namespace names = metric_names;
   out->Counter(names::kPromptTokens, "Prompt tokens computed in prefill.", stats.prompt_tokens);
-  out->Counter(names::kCachedTokens, "Prompt tokens taken from the prefix cache.", stats.cached_tokens);
+  out->Counter(names::kCachedTokens, "Prompt tokens taken from the prefix cache.",
+               stats.cached_tokens);
   out->Counter(names::kGeneratedTokens, "Tokens generated.", stats.generated_tokens);
   out->Counter(names::kPrefixQueryBlocks, "Full prompt blocks looked up in the prefix cache.",
                stats.prefix_query_blocks);
@@ -129,10 +135,12 @@ void AppendDistributions(const engine::EngineStats& stats, FamilyWriter* out) {
   out->Histogram(names::kQueueSeconds, "Time from arrival to admission.", stats.queue_seconds);
   out->Histogram(names::kTimeToFirstToken, "Time from arrival to the first token.",
                  stats.first_token_seconds);
-  out->Histogram(names::kInterToken, "Time between tokens of a request.", stats.inter_token_seconds);
+  out->Histogram(names::kInterToken, "Time between tokens of a request.",
+                 stats.inter_token_seconds);
   out->Histogram(names::kRequestSeconds, "Time from arrival to the end of a request that finished.",
                  stats.request_seconds);
-  out->Histogram(names::kRequestPromptTokens, "Prompt tokens of a request.", stats.request_prompt_tokens);
+  out->Histogram(names::kRequestPromptTokens, "Prompt tokens of a request.",
+                 stats.request_prompt_tokens);
   out->Histogram(names::kRequestGeneratedTokens, "Generated tokens of a request.",
                  stats.request_generated_tokens);
 }
@@ -145,7 +153,8 @@ void AppendFrontFamilies(const FrontStats& front, const std::string& version, Fa
   out.Begin(names::kBuildInfo, "Version of this daemon; the value is 1.", MetricType::Gauge);
   out.Sample(1, {{"version", version}});
   out.Gauge(names::kReady, "1 when readiness is SERVING.", static_cast<double>(front.ready));
-  out.Begin(names::kRequests, "Completions by gRPC status and finish reason, refused ones included.",
+  out.Begin(names::kRequests,
+            "Completions by gRPC status and finish reason, refused ones included.",
             MetricType::Counter);
   for (size_t code = 0; code < front.requests.size(); ++code) {
     for (size_t reason = 0; reason < front.requests[code].size(); ++reason) {
@@ -156,8 +165,10 @@ void AppendFrontFamilies(const FrontStats& front, const std::string& version, Fa
                   {"finish_reason", EndReasonName(static_cast<EndReason>(reason))}});
     }
   }
-  out.Gauge(names::kOpenStreams, "Completions that have not ended.", static_cast<double>(front.open_streams));
-  out.Counter(names::kReaderPauses, "Times that a stream waited for its reader.", front.reader_pauses);
+  out.Gauge(names::kOpenStreams, "Completions that have not ended.",
+            static_cast<double>(front.open_streams));
+  out.Counter(names::kReaderPauses, "Times that a stream waited for its reader.",
+              front.reader_pauses);
   out.Gauge(names::kIntakeRequests, "Calls that wait to be tokenized.",
             static_cast<double>(front.intake_requests));
   out.Gauge(names::kIntakeBytes, "Text and ids of those calls, in bytes.",
@@ -176,12 +187,15 @@ void AppendRouterFamilies(const ExportedModel& model, Families* families) {
   namespace names = metric_names;
   const engine::EngineStats& stats = *model.stats;
   FamilyWriter out({{"model_name", model.name}, {"engine", "0"}}, families);
-  out.Gauge(names::kVllmRunning, "Requests in execution batches.", static_cast<double>(stats.running));
-  out.Gauge(names::kVllmWaiting, "Requests waiting to be processed.", static_cast<double>(stats.waiting));
+  out.Gauge(names::kVllmRunning, "Requests in execution batches.",
+            static_cast<double>(stats.running));
+  out.Gauge(names::kVllmWaiting, "Requests waiting to be processed.",
+            static_cast<double>(stats.waiting));
   const double usage = model.num_blocks == 0 ? 0
                                              : static_cast<double>(stats.blocks_held) /
                                                    static_cast<double>(model.num_blocks);
-  out.Gauge(names::kVllmKvUsage, "KV cache usage, 1 is full; blocks that are only cached do not count.", usage);
+  out.Gauge(names::kVllmKvUsage,
+            "KV cache usage, 1 is full; blocks that are only cached do not count.", usage);
   out.Begin(names::kVllmCacheConfig, "Shape of the KV cache; the value is 1.", MetricType::Gauge);
   out.Sample(1, {{"block_size", absl::StrCat(kernels::kBlockTokens)},
                  {"num_gpu_blocks", absl::StrCat(model.num_blocks)}});

@@ -1,6 +1,8 @@
-// FrontStats and EngineStats as Prometheus families. Used by server/metrics_exporter.cc and its test.
+// FrontStats and EngineStats as Prometheus families. Used by server/metrics_exporter.cc and its
+// test.
 //
-// Thread: any; reads atomics only. Failure: none.
+// Thread: any; reads atomics only.
+// Failure: none.
 #pragma once
 
 #include <prometheus/metric_family.h>
@@ -16,9 +18,11 @@ namespace augur::server {
 void AppendFrontFamilies(const FrontStats& front, const std::string& version,
                          std::vector<prometheus::MetricFamily>* families);
 
-void AppendEngineFamilies(const ExportedModel& model, std::vector<prometheus::MetricFamily>* families);
+void AppendEngineFamilies(const ExportedModel& model,
+                          std::vector<prometheus::MetricFamily>* families);
 
 // The five names that routers for vLLM read, with their labels.
-void AppendRouterFamilies(const ExportedModel& model, std::vector<prometheus::MetricFamily>* families);
+void AppendRouterFamilies(const ExportedModel& model,
+                          std::vector<prometheus::MetricFamily>* families);
 
 }  // namespace augur::server

@@ -24,7 +24,8 @@ absl::Status WritePortFile(const std::string& path, const std::string& grpc_addr
   if (written && std::rename(aside.c_str(), path.c_str()) == 0) return absl::OkStatus();
   const int error = errno;
   std::remove(aside.c_str());
-  return absl::InvalidArgumentError(absl::StrCat("--port-file ", path, ": cannot write: ", std::strerror(error)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--port-file ", path, ": cannot write: ", std::strerror(error)));
 }
 
 }  // namespace augur::server

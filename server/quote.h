@@ -1,6 +1,8 @@
-// Text that came from outside, made fit for a log line or an error message: one line, printable, bounded.
+// Text that came from outside, made fit for a log line or an error message: one line, printable,
+// bounded.
 //
-// Thread: plain functions. Failure: none.
+// Thread: plain functions.
+// Failure: none.
 #pragma once
 
 #include <string>
@@ -8,8 +10,8 @@
 
 namespace augur::server {
 
-// `text` in double quotes with quotes, backslashes and control characters escaped; bytes that are not ASCII are
-// written as \xNN. What is longer than `limit` bytes is cut and marked with "...".
+// `text` in double quotes with quotes, backslashes and control characters escaped; bytes that are
+// not ASCII are written as \xNN. What is longer than `limit` bytes is cut and marked with "...".
 std::string Quoted(std::string_view text, size_t limit = 128);
 
 // `text` with control characters replaced by spaces.

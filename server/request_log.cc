@@ -1,9 +1,9 @@
 #include "server/request_log.h"
 
+#include <spdlog/spdlog.h>
+
 #include <array>
 #include <cstdio>
-
-#include <spdlog/spdlog.h>
 
 #include "absl/strings/str_cat.h"
 #include "server/quote.h"
@@ -21,32 +21,47 @@ void AppendMs(const char* key, double ms, std::string* line) {
 }  // namespace
 
 const char* StatusCodeName(int code) {
-  static constexpr std::array<const char*, kStatusCodes> kNames = {
-      "OK",          "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-      "NOT_FOUND",   "ALREADY_EXISTS",    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-      "ABORTED",     "OUT_OF_RANGE",      "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-      "DATA_LOSS",   "UNAUTHENTICATED"};
+  static constexpr std::array<const char*, kStatusCodes> kNames = {"OK",
+                                                                   "CANCELLED",
+                                                                   "UNKNOWN",
+                                                                   "INVALID_ARGUMENT",
+                                                                   "DEADLINE_EXCEEDED",
+                                                                   "NOT_FOUND",
+                                                                   "ALREADY_EXISTS",
+                                                                   "PERMISSION_DENIED",
+                                                                   "RESOURCE_EXHAUSTED",
+                                                                   "FAILED_PRECONDITION",
+                                                                   "ABORTED",
+                                                                   "OUT_OF_RANGE",
+                                                                   "UNIMPLEMENTED",
+                                                                   "INTERNAL",
+                                                                   "UNAVAILABLE",
+                                                                   "DATA_LOSS",
+                                                                   "UNAUTHENTICATED"};
   return code >= 0 && static_cast<size_t>(code) < kNames.size() ? kNames[code] : "UNKNOWN";
 }
 
 const char* EndReasonName(EndReason reason) {
   switch (reason) {
-    case EndReason::kStop: return "stop";
-    case EndReason::kLength: return "length";
-    case EndReason::kEos: return "eos";
+    case EndReason::kStop:
+      return "stop";
+    case EndReason::kLength:
+      return "length";
+    case EndReason::kEos:
+      return "eos";
     case EndReason::kNone:
-    case EndReason::kCount: break;
+    case EndReason::kCount:
+      break;
   }
   return "none";
 }
 
 std::string FormatRequestRecord(const RequestRecord& record) {
-  std::string line = absl::StrCat("request id=", Quoted(record.id), " peer=", Quoted(record.peer),
-                                  " code=", StatusCodeName(record.code),
-                                  " reason=", EndReasonName(record.reason),
-                                  " prompt_tokens=", record.prompt_tokens,
-                                  " cached_tokens=", record.cached_tokens,
-                                  " completion_tokens=", record.completion_tokens);
+  std::string line =
+      absl::StrCat("request id=", Quoted(record.id), " peer=", Quoted(record.peer),
+                   " code=", StatusCodeName(record.code), " reason=", EndReasonName(record.reason),
+                   " prompt_tokens=", record.prompt_tokens, " cached_tokens=", record.cached_tokens,
+                   " completion_tokens=", record.completion_tokens);
   AppendMs("queue_ms", record.queue_ms, &line);
   AppendMs("prefill_ms", record.prefill_ms, &line);
   AppendMs("first_token_ms", record.first_token_ms, &line);

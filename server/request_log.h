@@ -1,6 +1,7 @@
 // The one structured line that every completion leaves in the log at its end, whatever the end was.
 //
-// Thread: any. Failure: none; the log drops lines rather than wait (server/logging.h).
+// Thread: any.
+// Failure: none; the log drops lines rather than wait (server/logging.h).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@ namespace augur::server {
 struct RequestRecord {
   static constexpr double kUnknown = -1;
 
-  std::string id;    // as the client gave it: escaped when written
+  std::string id;  // as the client gave it: escaped when written
   std::string peer;
-  int code = 0;      // gRPC's number
+  int code = 0;  // gRPC's number
   EndReason reason = EndReason::kNone;
   std::string message;  // of a status that is not OK
   uint32_t prompt_tokens = 0;

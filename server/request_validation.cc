@@ -19,33 +19,38 @@ Status NotServed(const char* field) {
 // Written so that a NaN, which compares with nothing, falls out of every range.
 Status CheckRange(const char* field, float value, float low, float high) {
   if (value >= low && value <= high) return OkStatus();
-  return InvalidArgumentError(StrCat(field, ": expected a number in [", low, ", ", high, "], found ", value));
+  return InvalidArgumentError(
+      StrCat(field, ": expected a number in [", low, ", ", high, "], found ", value));
 }
 
 Status CheckRangeAbove(const char* field, float value, float low, float high) {
   if (value > low && value <= high) return OkStatus();
-  return InvalidArgumentError(StrCat(field, ": expected a number in (", low, ", ", high, "], found ", value));
+  return InvalidArgumentError(
+      StrCat(field, ": expected a number in (", low, ", ", high, "], found ", value));
 }
 
 Status CheckBytes(const std::string& field, size_t bytes, size_t low, size_t high) {
   if (bytes >= low && bytes <= high) return OkStatus();
-  return InvalidArgumentError(StrCat(field, ": expected ", low, " to ", high, " bytes, found ", bytes));
+  return InvalidArgumentError(
+      StrCat(field, ": expected ", low, " to ", high, " bytes, found ", bytes));
 }
 
 Status CheckTokenId(const std::string& field, uint32_t id, const Deployment& deployment) {
   if (id < static_cast<uint32_t>(deployment.vocab_size)) return OkStatus();
-  return InvalidArgumentError(
-      StrCat(field, ": expected an id below the vocabulary size ", deployment.vocab_size, ", found ", id));
+  return InvalidArgumentError(StrCat(field, ": expected an id below the vocabulary size ",
+                                     deployment.vocab_size, ", found ", id));
 }
 
-Status CheckLabels(const v1::CompleteRequest& request, const Deployment& deployment, ValidatedRequest* result) {
+Status CheckLabels(const v1::CompleteRequest& request, const Deployment& deployment,
+                   ValidatedRequest* result) {
   Status status = CheckBytes("request_id", request.request_id().size(), 0, kMaxRequestIdBytes);
   if (!status.ok()) return status;
   status = CheckBytes("cache_salt", request.cache_salt().size(), 0, kMaxCacheSaltBytes);
   if (!status.ok()) return status;
   if (!request.model().empty() && request.model() != deployment.served_name) {
-    return absl::NotFoundError(StrCat("model: this deployment serves ", Quoted(deployment.served_name),
-                                      ", found ", Quoted(request.model())));
+    return absl::NotFoundError(StrCat("model: this deployment serves ",
+                                      Quoted(deployment.served_name), ", found ",
+                                      Quoted(request.model())));
   }
   result->request_id = request.request_id();
   result->cache_salt = request.cache_salt();
@@ -53,24 +58,29 @@ Status CheckLabels(const v1::CompleteRequest& request, const Deployment& deploym
   return OkStatus();
 }
 
-Status CheckText(const v1::CompleteRequest& request, const Deployment& deployment, ValidatedRequest* result) {
+Status CheckText(const v1::CompleteRequest& request, const Deployment& deployment,
+                 ValidatedRequest* result) {
   if (!deployment.has_tokenizer) {
     return FailedPreconditionError("text: this deployment has no tokenizer, send token_ids");
   }
-  if (request.text().empty()) return InvalidArgumentError("text: expected at least 1 byte, found 0");
+  if (request.text().empty())
+    return InvalidArgumentError("text: expected at least 1 byte, found 0");
   const int64_t limit = MaxTextBytes(deployment);
   if (static_cast<int64_t>(request.text().size()) > limit) {
     return InvalidArgumentError(StrCat("text: expected at most ", limit, " bytes (a context of ",
-                                       deployment.max_context, " tokens), found ", request.text().size()));
+                                       deployment.max_context, " tokens), found ",
+                                       request.text().size()));
   }
   result->is_text = true;
   result->text = request.text();
-  result->encode.add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens();
+  result->encode.add_special_tokens =
+      !request.has_add_special_tokens() || request.add_special_tokens();
   result->encode.parse_special = !request.has_parse_special() || request.parse_special();
   return OkStatus();
 }
 
-Status CheckPrompt(const v1::CompleteRequest& request, const Deployment& deployment, ValidatedRequest* result) {
+Status CheckPrompt(const v1::CompleteRequest& request, const Deployment& deployment,
+                   ValidatedRequest* result) {
   switch (request.prompt_case()) {
     case v1::CompleteRequest::kText:
       return CheckText(request, deployment, result);
@@ -105,8 +115,10 @@ Status CheckSampling(const v1::SamplingParams& params, ValidatedRequest* result)
 Status CheckPenalties(const v1::SamplingParams& params) {
   const float repetition = params.has_repetition_penalty() ? params.repetition_penalty() : 1.0f;
   Status status = CheckRangeAbove("sampling.repetition_penalty", repetition, 0, 10);
-  if (status.ok()) status = CheckRange("sampling.presence_penalty", params.presence_penalty(), -2, 2);
-  if (status.ok()) status = CheckRange("sampling.frequency_penalty", params.frequency_penalty(), -2, 2);
+  if (status.ok())
+    status = CheckRange("sampling.presence_penalty", params.presence_penalty(), -2, 2);
+  if (status.ok())
+    status = CheckRange("sampling.frequency_penalty", params.frequency_penalty(), -2, 2);
   if (!status.ok()) return status;
   if (repetition != 1) return NotServed("sampling.repetition_penalty");
   if (params.presence_penalty() != 0) return NotServed("sampling.presence_penalty");
@@ -120,7 +132,8 @@ Status CheckLogitRules(const v1::SamplingParams& params, const Deployment& deplo
     if (status.ok()) status = CheckRange("sampling.logit_bias", bias, -100, 100);
     if (!status.ok()) return status;
   }
-  Status status = CheckTokenIds(params.allowed_token_ids(), "sampling.allowed_token_ids", deployment);
+  Status status =
+      CheckTokenIds(params.allowed_token_ids(), "sampling.allowed_token_ids", deployment);
   if (!status.ok()) return status;
   if (!params.logit_bias().empty()) return NotServed("sampling.logit_bias");
   if (!params.allowed_token_ids().empty()) return NotServed("sampling.allowed_token_ids");
@@ -147,8 +160,8 @@ Status CheckLength(const v1::CompleteRequest& request, ValidatedRequest* result)
         "stopping.max_tokens: expected at least 1 (0 only with echo or prompt_logprobs), found 0");
   }
   if (stopping.min_tokens > stopping.max_tokens) {
-    return InvalidArgumentError(StrCat("stopping.min_tokens: expected at most max_tokens ", stopping.max_tokens,
-                                       ", found ", stopping.min_tokens));
+    return InvalidArgumentError(StrCat("stopping.min_tokens: expected at most max_tokens ",
+                                       stopping.max_tokens, ", found ", stopping.min_tokens));
   }
   return OkStatus();
 }
@@ -158,34 +171,40 @@ Status CheckStops(const v1::StoppingCriteria& criteria, const Deployment& deploy
   engine::StoppingCriteria& stopping = result->stopping;
   stopping.ignore_eos = criteria.ignore_eos();
   if (static_cast<size_t>(criteria.stop_size()) > kMaxStops) {
-    return InvalidArgumentError(
-        StrCat("stopping.stop: expected at most ", kMaxStops, " strings, found ", criteria.stop_size()));
+    return InvalidArgumentError(StrCat("stopping.stop: expected at most ", kMaxStops,
+                                       " strings, found ", criteria.stop_size()));
   }
   for (int i = 0; i < criteria.stop_size(); ++i) {
-    Status status = CheckBytes(StrCat("stopping.stop[", i, "]"), criteria.stop(i).size(), 1, kMaxStopBytes);
+    Status status =
+        CheckBytes(StrCat("stopping.stop[", i, "]"), criteria.stop(i).size(), 1, kMaxStopBytes);
     if (!status.ok()) return status;
     stopping.stop.push_back(criteria.stop(i));
   }
   if (!stopping.stop.empty() && !deployment.has_tokenizer) {
-    return FailedPreconditionError("stopping.stop: this deployment has no tokenizer, use stop_token_ids");
+    return FailedPreconditionError(
+        "stopping.stop: this deployment has no tokenizer, use stop_token_ids");
   }
   if (static_cast<size_t>(criteria.stop_token_ids_size()) > kMaxStopTokenIds) {
-    return InvalidArgumentError(StrCat("stopping.stop_token_ids: expected at most ", kMaxStopTokenIds,
-                                       " ids, found ", criteria.stop_token_ids_size()));
+    return InvalidArgumentError(StrCat("stopping.stop_token_ids: expected at most ",
+                                       kMaxStopTokenIds, " ids, found ",
+                                       criteria.stop_token_ids_size()));
   }
   Status status = CheckTokenIds(criteria.stop_token_ids(), "stopping.stop_token_ids", deployment);
   if (!status.ok()) return status;
-  stopping.stop_token_ids.assign(criteria.stop_token_ids().begin(), criteria.stop_token_ids().end());
+  stopping.stop_token_ids.assign(criteria.stop_token_ids().begin(),
+                                 criteria.stop_token_ids().end());
   return criteria.include_stop() ? NotServed("stopping.include_stop") : OkStatus();
 }
 
 Status CheckLogprobs(const char* field, bool present, uint32_t value) {
   if (!present) return OkStatus();
-  if (value > 20) return InvalidArgumentError(StrCat(field, ": expected at most 20, found ", value));
+  if (value > 20)
+    return InvalidArgumentError(StrCat(field, ": expected at most 20, found ", value));
   return NotServed(field);
 }
 
-Status CheckOutput(const v1::OutputOptions& options, const Deployment& deployment, ValidatedRequest* result) {
+Status CheckOutput(const v1::OutputOptions& options, const Deployment& deployment,
+                   ValidatedRequest* result) {
   engine::OutputOptions& output = result->output;
   output.text = deployment.has_tokenizer;
   // Without a tokenizer the ids are all there is to send.
@@ -194,7 +213,8 @@ Status CheckOutput(const v1::OutputOptions& options, const Deployment& deploymen
   output.skip_special_tokens = !options.has_skip_special_tokens() || options.skip_special_tokens();
   Status status = CheckLogprobs("output.logprobs", options.has_logprobs(), options.logprobs());
   if (status.ok()) {
-    status = CheckLogprobs("output.prompt_logprobs", options.has_prompt_logprobs(), options.prompt_logprobs());
+    status = CheckLogprobs("output.prompt_logprobs", options.has_prompt_logprobs(),
+                           options.prompt_logprobs());
   }
   if (!status.ok()) return status;
   return options.echo() ? NotServed("output.echo") : OkStatus();
@@ -205,13 +225,16 @@ Status CheckAttention(const v1::AttentionOptions& options) {
     return InvalidArgumentError(StrCat("attention.policy: unknown enum number ", options.policy()));
   }
   if (!v1::ValueMode_IsValid(options.value_mode())) {
-    return InvalidArgumentError(StrCat("attention.value_mode: unknown enum number ", options.value_mode()));
+    return InvalidArgumentError(
+        StrCat("attention.value_mode: unknown enum number ", options.value_mode()));
   }
-  if (options.policy() != v1::ATTENTION_POLICY_UNSPECIFIED && options.policy() != v1::ATTENTION_POLICY_DENSE) {
+  if (options.policy() != v1::ATTENTION_POLICY_UNSPECIFIED &&
+      options.policy() != v1::ATTENTION_POLICY_DENSE) {
     return FailedPreconditionError(StrCat("attention.policy: this deployment does not serve ",
                                           v1::AttentionPolicy_Name(options.policy())));
   }
-  if (options.value_mode() != v1::VALUE_MODE_UNSPECIFIED && options.value_mode() != v1::VALUE_MODE_EXACT) {
+  if (options.value_mode() != v1::VALUE_MODE_UNSPECIFIED &&
+      options.value_mode() != v1::VALUE_MODE_EXACT) {
     return FailedPreconditionError(StrCat("attention.value_mode: this deployment does not serve ",
                                           v1::ValueMode_Name(options.value_mode())));
   }
@@ -222,7 +245,8 @@ Status CheckAttention(const v1::AttentionOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request, const Deployment& deployment) {
+absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
+                                          const Deployment& deployment) {
   ValidatedRequest result;
   Status status = CheckLabels(request, deployment, &result);
   if (status.ok()) status = CheckLength(request, &result);
@@ -243,14 +267,16 @@ int64_t MaxTextBytes(const Deployment& deployment) {
   return deployment.longest_token_bytes * deployment.max_context;
 }
 
-absl::Status CheckFitsContext(int64_t prompt_tokens, int64_t max_tokens, const Deployment& deployment) {
+absl::Status CheckFitsContext(int64_t prompt_tokens, int64_t max_tokens,
+                              const Deployment& deployment) {
   if (prompt_tokens + max_tokens <= deployment.max_context) return OkStatus();
-  return InvalidArgumentError(StrCat("prompt of ", prompt_tokens, " tokens + max_tokens of ", max_tokens,
-                                     " is beyond the context of ", deployment.max_context, " tokens"));
+  return InvalidArgumentError(StrCat("prompt of ", prompt_tokens, " tokens + max_tokens of ",
+                                     max_tokens, " is beyond the context of ",
+                                     deployment.max_context, " tokens"));
 }
 
-absl::Status CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids, const std::string& field,
-                           const Deployment& deployment) {
+absl::Status CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids,
+                           const std::string& field, const Deployment& deployment) {
   const auto vocab_size = static_cast<uint32_t>(deployment.vocab_size);
   for (int i = 0; i < ids.size(); ++i) {
     if (ids[i] >= vocab_size) return CheckTokenId(StrCat(field, "[", i, "]"), ids[i], deployment);

@@ -1,11 +1,15 @@
 // From a CompleteRequest to what the engine may be asked, or to the status that the client gets.
 //
-// The one place that knows which fields this build serves. The functions are pure: no clock, no randomness, no
-// tokenizer, so that a table of requests and statuses is a complete test.
-// Thread: any. Ownership: values.
-// Failure: INVALID_ARGUMENT   a value outside its range, an unknown enum number; field, value and limit are named
-//          NOT_FOUND          another model
-//          FAILED_PRECONDITION  a field that the API knows and this deployment does not serve
+// The one place that knows which fields this build serves. The functions are pure: no clock, no
+// randomness, no tokenizer, so that a table of requests and statuses is a complete test.
+//
+// Thread: any.
+// Ownership: values.
+// Failure:
+//   INVALID_ARGUMENT     a value outside its range, an unknown enum number; the message names
+//                        field, value and limit
+//   NOT_FOUND            another model
+//   FAILED_PRECONDITION  a field that the API knows and this deployment does not serve
 #pragma once
 
 #include <cstdint>
@@ -29,7 +33,7 @@ inline constexpr size_t kMaxRequestIdBytes = 128;
 inline constexpr size_t kMaxCacheSaltBytes = 64;
 
 struct ValidatedRequest {
-  std::string request_id;                  // empty: the client gave none
+  std::string request_id;  // empty: the client gave none
   bool is_text = false;
   std::string text;                        // valid UTF-8, short enough to fit the context perhaps
   engine::EncodeOptions encode;            // for text
@@ -42,17 +46,20 @@ struct ValidatedRequest {
   bool bypass_prefix_cache = false;
 };
 
-absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request, const Deployment& deployment);
+absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
+                                          const Deployment& deployment);
 
-// Text longer than this cannot fit the context: every token stands for at most the longest token's bytes.
-// (White space that a tokenizer strips beside an added token is the exception, and refused all the same.)
+// Text longer than this cannot fit the context: every token stands for at most the longest token's
+// bytes. (White space that a tokenizer strips beside an added token is the exception, and refused
+// all the same.)
 int64_t MaxTextBytes(const Deployment& deployment);
 
 // prompt + max_tokens against the context, in the words of the API: the three numbers are named.
-absl::Status CheckFitsContext(int64_t prompt_tokens, int64_t max_tokens, const Deployment& deployment);
+absl::Status CheckFitsContext(int64_t prompt_tokens, int64_t max_tokens,
+                              const Deployment& deployment);
 
 // That every id is in the vocabulary; `field` is named with the index of the first that is not.
-absl::Status CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids, const std::string& field,
-                           const Deployment& deployment);
+absl::Status CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids,
+                           const std::string& field, const Deployment& deployment);
 
 }  // namespace augur::server

@@ -5,8 +5,8 @@
 
 namespace augur::server {
 
-Router::Router(const Deployment* deployment, const engine::Tokenizer* tokenizer, EngineEntry* engine,
-               TextIntake* intake, const memory::Clock* clock)
+Router::Router(const Deployment* deployment, const engine::Tokenizer* tokenizer,
+               EngineEntry* engine, TextIntake* intake, const memory::Clock* clock)
     : deployment_(deployment),
       tokenizer_(tokenizer),
       engine_(engine),
@@ -39,10 +39,11 @@ void Router::EncodeAndSubmit(const ValidatedRequest& validated,
 }
 
 absl::Status Router::FillPrompt(const ValidatedRequest& validated, engine::Request* request) const {
-  request->prompt =
-      validated.is_text ? tokenizer_->Encode(validated.text, validated.encode) : validated.token_ids;
+  request->prompt = validated.is_text ? tokenizer_->Encode(validated.text, validated.encode)
+                                      : validated.token_ids;
   if (request->prompt.empty()) {
-    return absl::InvalidArgumentError("text: expected at least 1 token, found 0 after tokenization");
+    return absl::InvalidArgumentError(
+        "text: expected at least 1 token, found 0 after tokenization");
   }
   absl::Status status = CheckFitsContext(static_cast<int64_t>(request->prompt.size()),
                                          request->stopping.max_tokens, *deployment_);

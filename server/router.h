@@ -1,11 +1,13 @@
-// From a validated request to the engine's queue: encodes the prompt, checks that it fits the context, names
-// its blocks for the prefix cache and submits it.
+// From a validated request to the engine's queue: encodes the prompt, checks that it fits the
+// context, names its blocks for the prefix cache and submits it.
 //
 // Thread: Route from any (it only queues); the work happens on the text intake's threads.
-// Ownership: the request travels by shared_ptr (engine/request.h); its sink has exactly one terminal call.
-// Failure: Route returns RESOURCE_EXHAUSTED when the intake is full, and the sink is then not called. After an
-// OK every failure goes to the sink's OnError: INVALID_ARGUMENT (does not fit), RESOURCE_EXHAUSTED (queue full),
-// CANCELLED and DEADLINE_EXCEEDED (while it waited here), UNAVAILABLE (draining).
+// Ownership: the request travels by shared_ptr (engine/request.h); its sink has exactly one
+// terminal call.
+// Failure: Route returns RESOURCE_EXHAUSTED when the intake is full, and the sink is then not
+// called. After an OK every failure goes to the sink's OnError: INVALID_ARGUMENT (does not fit),
+// RESOURCE_EXHAUSTED (queue full), CANCELLED and DEADLINE_EXCEEDED (while it waited here),
+// UNAVAILABLE (draining).
 #pragma once
 
 #include <memory>
@@ -24,7 +26,8 @@ namespace augur::server {
 
 class Router {
  public:
-  // Everything is the caller's and outlives the router and the intake's jobs; `tokenizer` may be null.
+  // Everything is the caller's and outlives the router and the intake's jobs; `tokenizer` may be
+  // null.
   Router(const Deployment* deployment, const engine::Tokenizer* tokenizer, EngineEntry* engine,
          TextIntake* intake, const memory::Clock* clock);
 
@@ -32,7 +35,8 @@ class Router {
   absl::Status Route(ValidatedRequest validated, std::shared_ptr<engine::Request> request);
 
  private:
-  void EncodeAndSubmit(const ValidatedRequest& validated, const std::shared_ptr<engine::Request>& request);
+  void EncodeAndSubmit(const ValidatedRequest& validated,
+                       const std::shared_ptr<engine::Request>& request);
   absl::Status FillPrompt(const ValidatedRequest& validated, engine::Request* request) const;
   absl::Status CheckStillWanted(const engine::Request& request) const;
 

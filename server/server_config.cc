@@ -21,7 +21,8 @@ namespace {
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kDefaultKvBytes = 256 << 20;
 constexpr int64_t kBlockTokens = 64;
-// Leaves prefill room for a whole block in a step that is full of decodes (engine/engine_options.h).
+// Leaves prefill room for a whole block in a step that is full of decodes
+// (engine/engine_options.h).
 constexpr int64_t kMinPrefillRows = 64;
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kSecond = 1'000'000'000;
@@ -43,11 +44,12 @@ std::string QuoteYaml(const std::string& text) {
   return quoted + "\"";
 }
 
-Key TextKey(const char* name, const char* meaning, std::string ServerConfig::*member, size_t limit) {
+Key TextKey(const char* name, const char* meaning, std::string ServerConfig::*member,
+            size_t limit) {
   return {name, meaning,
           [=](const std::string& text, ServerConfig* config) -> std::string {
-            const bool printable =
-                std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
+            const bool printable = std::all_of(
+                text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
             if (text.size() > limit || !printable) {
               return absl::StrCat("expected at most ", limit, " bytes without control characters");
             }
@@ -72,8 +74,8 @@ Key AddressKey(const char* name, const char* meaning, std::string ServerConfig::
 using Parse = std::optional<int64_t> (*)(const std::string&);
 using Format = std::string (*)(int64_t);
 
-Key NumberKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min, int64_t max,
-              const char* kind, Parse parse, Format format) {
+Key NumberKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
+              int64_t max, const char* kind, Parse parse, Format format) {
   return {name, meaning,
           [=](const std::string& text, ServerConfig* config) -> std::string {
             const std::optional<int64_t> value = parse(text);
@@ -88,14 +90,16 @@ Key NumberKey(const char* name, const char* meaning, int64_t ServerConfig::*memb
 
 Key IntegerKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
                int64_t max) {
-  return NumberKey(name, meaning, member, min, max, "an integer", &ParseInteger,
-                   +[](int64_t value) { return std::string(absl::StrCat(value)); });
+  return NumberKey(
+      name, meaning, member, min, max, "an integer", &ParseInteger,
+      +[](int64_t value) { return std::string(absl::StrCat(value)); });
 }
 
 Key BytesKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
              int64_t max) {
-  return NumberKey(name, meaning, member, min, max, "a size (bytes, or a number with KiB, MiB, GiB or TiB)",
-                   &ParseBytes, &FormatBytes);
+  return NumberKey(name, meaning, member, min, max,
+                   "a size (bytes, or a number with KiB, MiB, GiB or TiB)", &ParseBytes,
+                   &FormatBytes);
 }
 
 Key DurationKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
@@ -116,13 +120,15 @@ Key BoolKey(const char* name, const char* meaning, bool ServerConfig::*member) {
 }
 
 Key KvDtypeKey() {
-  return {"kv_dtype", "element type of KV pages: auto (the checkpoint's), float32, bfloat16 or float16",
+  return {"kv_dtype",
+          "element type of KV pages: auto (the checkpoint's), float32, bfloat16 or float16",
           [](const std::string& text, ServerConfig* config) -> std::string {
             if (text == "auto") {
               config->kv_dtype.reset();
               return {};
             }
-            for (const auto dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16}) {
+            for (const auto dtype :
+                 {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16}) {
               if (text != kernels::NameOf(dtype)) continue;
               config->kv_dtype = dtype;
               return {};
@@ -150,7 +156,8 @@ Key LogLevelKey() {
 std::vector<Key> WhatIsServed() {
   using C = ServerConfig;
   return {
-      TextKey("model", "Hugging Face folder: config.json, safetensors, tokenizer.json", &C::model, 4096),
+      TextKey("model", "Hugging Face folder: config.json, safetensors, tokenizer.json", &C::model,
+              4096),
       TextKey("served_name", "name that requests and metrics use; the folder's unless set",
               &C::served_name, 128),
       AddressKey("listen", "where gRPC listens; port 0 picks a free one", &C::listen),
@@ -161,40 +168,47 @@ std::vector<Key> WhatIsServed() {
 std::vector<Key> EngineKeys() {
   using C = ServerConfig;
   return {
-      IntegerKey("context", "tokens of prompt and completion; 0: the model's own limit", &C::context, 0,
-                 1 << 24),
-      BytesKey("kv_bytes", "memory for the KV pool; a quarter of this machine's, at most 256MiB, unless set",
+      IntegerKey("context", "tokens of prompt and completion; 0: the model's own limit",
+                 &C::context, 0, 1 << 24),
+      BytesKey("kv_bytes",
+               "memory for the KV pool; a quarter of this machine's, at most 256MiB, unless set",
                &C::kv_bytes, 1 << 10, int64_t{1} << 46),
       KvDtypeKey(),
       BoolKey("prefix_cache", "reuse the KV of equal beginnings", &C::prefix_cache),
       IntegerKey("batch", "sequences in a step", &C::batch, 1, 1024),
-      IntegerKey("batched_tokens", "rows in a step, at least batch + 64; 512 or batch + 64 unless set",
+      IntegerKey("batched_tokens",
+                 "rows in a step, at least batch + 64; 512 or batch + 64 unless set",
                  &C::batched_tokens, 65, 1 << 20),
-      IntegerKey("queue_requests", "requests accepted and not yet running", &C::queue_requests, 1, 1 << 20),
+      IntegerKey("queue_requests", "requests accepted and not yet running", &C::queue_requests, 1,
+                 1 << 20),
       IntegerKey("queue_tokens", "prompt tokens of those", &C::queue_tokens, 1, int64_t{1} << 40),
-      IntegerKey("threads", "threads that compute; this machine's CPUs unless set", &C::threads, 1, 1024),
+      IntegerKey("threads", "threads that compute; this machine's CPUs unless set", &C::threads, 1,
+                 1024),
   };
 }
 
 std::vector<Key> FrontKeys() {
   using C = ServerConfig;
   return {
-      BytesKey("stream_buffer_bytes", "text that may wait for a reader before its sequence is paused",
+      BytesKey("stream_buffer_bytes",
+               "text that may wait for a reader before its sequence is paused",
                &C::stream_buffer_bytes, 1 << 10, 1 << 20),
-      IntegerKey("stream_buffer_messages", "messages that may wait likewise", &C::stream_buffer_messages, 1,
-                 1 << 20),
+      IntegerKey("stream_buffer_messages", "messages that may wait likewise",
+                 &C::stream_buffer_messages, 1, 1 << 20),
       DurationKey("slow_reader_timeout", "how long a sequence stays paused before it is ended",
                   &C::slow_reader_timeout_ns, 10 * kMs, 3600 * kSecond),
-      BytesKey("max_message_bytes", "largest request on the wire", &C::max_message_bytes, 4 << 10, 1 << 30),
+      BytesKey("max_message_bytes", "largest request on the wire", &C::max_message_bytes, 4 << 10,
+               1 << 30),
       IntegerKey("max_streams", "calls at a time on one connection", &C::max_streams, 1, 1 << 20),
       IntegerKey("intake_threads", "threads that turn text into tokens", &C::intake_threads, 1, 64),
-      IntegerKey("intake_requests", "calls that may wait for those", &C::intake_requests, 1, 1 << 20),
+      IntegerKey("intake_requests", "calls that may wait for those", &C::intake_requests, 1,
+                 1 << 20),
       BytesKey("intake_bytes", "text and ids of the calls that wait", &C::intake_bytes, 1 << 20,
                int64_t{1} << 40),
-      DurationKey("drain_limit", "how long running streams may go on after SIGTERM", &C::drain_limit_ns, 0,
-                  24 * 3600 * kSecond),
-      DurationKey("stall_limit", "a step longer than this turns liveness off", &C::stall_limit_ns, kSecond,
-                  24 * 3600 * kSecond),
+      DurationKey("drain_limit", "how long running streams may go on after SIGTERM",
+                  &C::drain_limit_ns, 0, 24 * 3600 * kSecond),
+      DurationKey("stall_limit", "a step longer than this turns liveness off", &C::stall_limit_ns,
+                  kSecond, 24 * 3600 * kSecond),
       BoolKey("reflection", "serve gRPC reflection", &C::reflection),
       LogLevelKey(),
   };
@@ -203,7 +217,8 @@ std::vector<Key> FrontKeys() {
 const std::vector<Key>& Keys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<Key>(WhatIsServed());
-    for (const auto& group : {EngineKeys(), FrontKeys()}) all->insert(all->end(), group.begin(), group.end());
+    for (const auto& group : {EngineKeys(), FrontKeys()})
+      all->insert(all->end(), group.begin(), group.end());
     return all;
   }();
   return *keys;
@@ -229,7 +244,8 @@ absl::Status Apply(const std::string& name, const std::string& value, const std:
     // Names are short; what is longer than any of them has no near one worth the search.
     const std::string shown = name.substr(0, 64);
     return absl::InvalidArgumentError(absl::StrCat(place, ": unknown key ", Quoted(shown),
-                                                   ", the nearest is \"", NearestKey(shown).name, "\""));
+                                                   ", the nearest is \"", NearestKey(shown).name,
+                                                   "\""));
   }
   const std::string expected = key->set(value, config);
   if (expected.empty()) return absl::OkStatus();
@@ -241,7 +257,8 @@ absl::Status ApplyNode(const YAML::Node& name, const YAML::Node& value, const st
                        std::set<std::string>* seen, ServerConfig* config) {
   const std::string place = absl::StrCat(file, ":", name.Mark().line + 1);
   if (!name.IsScalar()) {
-    return absl::InvalidArgumentError(absl::StrCat(place, ": expected a key, found a list or a map"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(place, ": expected a key, found a list or a map"));
   }
   const std::string& key = name.Scalar();
   if (FindKey(key) != nullptr && !value.IsScalar()) {
@@ -277,8 +294,8 @@ absl::Status ApplyFile(const std::string& file, ServerConfig* config) {
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
     if (documents.size() > 1) {
-      return absl::InvalidArgumentError(absl::StrCat(file, ": expected one YAML document, found ",
-                                                     documents.size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, ": expected one YAML document, found ", documents.size()));
     }
     if (documents.empty() || documents[0].IsNull()) return absl::OkStatus();
     if (!documents[0].IsMap()) {
@@ -307,7 +324,8 @@ std::string FolderName(const std::string& folder) {
 
 // What depends on other keys or on the machine, and the rules between keys.
 absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
-  if (config->served_name.empty() && !config->model.empty()) config->served_name = FolderName(config->model);
+  if (config->served_name.empty() && !config->model.empty())
+    config->served_name = FolderName(config->model);
   if (config->kv_bytes == 0) {
     config->kv_bytes = std::clamp<int64_t>(machine.memory_bytes / 4, 1 << 20, kDefaultKvBytes);
   }
@@ -315,12 +333,13 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
   const int64_t least = config->batch + kMinPrefillRows;
   if (config->batched_tokens == 0) config->batched_tokens = std::max<int64_t>(512, least);
   if (config->batched_tokens < least) {
-    return absl::InvalidArgumentError(absl::StrCat("batched_tokens: expected at least batch + ", kMinPrefillRows,
-                                                   " = ", least, ", found ", config->batched_tokens));
+    return absl::InvalidArgumentError(absl::StrCat("batched_tokens: expected at least batch + ",
+                                                   kMinPrefillRows, " = ", least, ", found ",
+                                                   config->batched_tokens));
   }
   if (config->context != 0 && config->context < kBlockTokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("context: expected 0 or at least ", kBlockTokens, ", found ", config->context));
+    return absl::InvalidArgumentError(absl::StrCat("context: expected 0 or at least ", kBlockTokens,
+                                                   ", found ", config->context));
   }
   return absl::OkStatus();
 }

@@ -1,10 +1,13 @@
-// Everything that can be set about a deployment: defaults, then the YAML file, then command-line flags.
+// Everything that can be set about a deployment: defaults, then the YAML file, then command-line
+// flags.
 //
-// The file is a flat YAML map of the keys in the table of server_config.cc; flags go through the same table, so
-// both have the same types, ranges and messages. This is the only place that touches yaml-cpp.
-// Thread: plain functions, used at start. Ownership: values.
-// Failure: INVALID_ARGUMENT of one line with file:line (or the flag), key, found value and limit; an unknown
-// key names the nearest one. Nothing is clamped.
+// The file is a flat YAML map of the keys in the table of server_config.cc; flags go through the
+// same table, so both have the same types, ranges and messages. This is the only place that touches
+// yaml-cpp.
+// Thread: plain functions, used at start.
+// Ownership: values.
+// Failure: INVALID_ARGUMENT of one line with file:line (or the flag), key, found value and limit;
+// an unknown key names the nearest one. Nothing is clamped.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +22,8 @@
 namespace augur::server {
 
 struct ServerConfig {
-  std::string model;                       // Hugging Face folder
-  std::string served_name;                 // empty: the folder's name
+  std::string model;        // Hugging Face folder
+  std::string served_name;  // empty: the folder's name
   std::string listen = "127.0.0.1:50051";
   std::string metrics = "127.0.0.1:9464";
 
@@ -28,18 +31,18 @@ struct ServerConfig {
   int64_t kv_bytes = 0;                    // set from the machine when not given
   std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
   bool prefix_cache = true;
-  int64_t batch = 32;                      // sequences in a step
-  int64_t batched_tokens = 0;              // rows in a step; set from batch when not given
+  int64_t batch = 32;          // sequences in a step
+  int64_t batched_tokens = 0;  // rows in a step; set from batch when not given
   int64_t queue_requests = 256;
   int64_t queue_tokens = 1 << 20;
-  int64_t threads = 0;                     // set from the machine when not given
+  int64_t threads = 0;  // set from the machine when not given
 
   int64_t stream_buffer_bytes = 64 << 10;  // what waits for a reader before its sequence is paused
   int64_t stream_buffer_messages = 256;
   int64_t slow_reader_timeout_ns = 30'000'000'000;
-  int64_t max_message_bytes = 64 << 20;    // a request on the wire
-  int64_t max_streams = 1024;              // of one connection
-  int64_t intake_threads = 2;              // encode text
+  int64_t max_message_bytes = 64 << 20;  // a request on the wire
+  int64_t max_streams = 1024;            // of one connection
+  int64_t intake_threads = 2;            // encode text
   int64_t intake_requests = 512;
   int64_t intake_bytes = 256 << 20;
   int64_t drain_limit_ns = 30'000'000'000;
@@ -55,13 +58,14 @@ struct ConfigOverride {
   std::string place;
 };
 
-// `file` may be empty. Derived defaults (kv_bytes, batched_tokens, threads, served_name) are filled in.
+// `file` may be empty. Derived defaults (kv_bytes, batched_tokens, threads, served_name) are filled
+// in.
 absl::StatusOr<ServerConfig> LoadServerConfig(const std::string& file,
                                               const std::vector<ConfigOverride>& overrides,
                                               const MachineLimits& machine);
 
-// The effective configuration as a YAML file that LoadServerConfig reads back to the same values, one key a
-// line with its meaning as a comment.
+// The effective configuration as a YAML file that LoadServerConfig reads back to the same values,
+// one key a line with its meaning as a comment.
 std::string FormatServerConfig(const ServerConfig& config);
 
 // All keys, in the order of FormatServerConfig.

@@ -1,7 +1,9 @@
-// SIGINT and SIGTERM as something to wait for: the first asks for a drain, the second for an end at once.
+// SIGINT and SIGTERM as something to wait for: the first asks for a drain, the second for an end at
+// once.
 //
-// Thread: the process blocks both signals before it starts any thread (BlockStopSignals); SignalThread's thread
-// takes them with sigwait; everyone else reads StopRequest. Ownership: StopRequest outlives SignalThread.
+// Thread: the process blocks both signals before it starts any thread (BlockStopSignals);
+// SignalThread's thread takes them with sigwait; everyone else reads StopRequest.
+// Ownership: StopRequest outlives SignalThread.
 // Failure: none.
 #pragma once
 
@@ -18,16 +20,16 @@ void BlockStopSignals();
 
 class StopRequest {
  public:
-  // While the model loads there is nothing to drain and nothing that could be interrupted: a signal then ends
-  // the process on the spot, cleanly.
+  // While the model loads there is nothing to drain and nothing that could be interrupted: a signal
+  // then ends the process on the spot, cleanly.
   void BeginLoading();
   void EndLoading();
 
   void Raise();
   int count() const;
 
-  void Wait();                      // for the first
-  void WaitForNs(int64_t ns);       // for the next, or so long
+  void Wait();                 // for the first
+  void WaitForNs(int64_t ns);  // for the next, or so long
 
  private:
   mutable std::mutex mutex_;

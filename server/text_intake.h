@@ -1,10 +1,12 @@
-// A bounded queue before a few threads: where text becomes tokens, off the threads that gRPC needs for its
-// connections and for health checks.
+// A bounded queue before a few threads: where text becomes tokens, off the threads that gRPC needs
+// for its connections and for health checks.
 //
-// Thread: TryPost from any; jobs run on the intake's own threads, in order of arrival, several at a time.
-// Ownership: a job owns what it captures. Jobs still queued at destruction are run, so that whoever waits for
-// one gets an answer; make them quick to give up.
-// Failure: TryPost says false when the queue is full, in jobs or in bytes; the job is then untouched.
+// Thread: TryPost from any; jobs run on the intake's own threads, in order of arrival, several at a
+// time.
+// Ownership: a job owns what it captures. Jobs still queued at destruction are run, so that whoever
+// waits for one gets an answer; make them quick to give up.
+// Failure: TryPost says false when the queue is full, in jobs or in bytes; the job is then
+// untouched.
 #pragma once
 
 #include <condition_variable>
@@ -33,8 +35,8 @@ class TextIntake {
   TextIntake(const TextIntake&) = delete;
   TextIntake& operator=(const TextIntake&) = delete;
 
-  // `bytes` is what the job holds in memory while it waits. A single job may be larger than max_bytes: it
-  // waits alone.
+  // `bytes` is what the job holds in memory while it waits. A single job may be larger than
+  // max_bytes: it waits alone.
   bool TryPost(int64_t bytes, std::function<void()> job);
 
  private:

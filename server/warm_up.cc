@@ -18,7 +18,8 @@ class FirstToken final : public engine::ResponseSink {
   void OnFinished(const engine::Completion& completion) override {
     End(completion.completion_tokens == 1
             ? absl::OkStatus()
-            : absl::InternalError(absl::StrCat("expected 1 token, found ", completion.completion_tokens)));
+            : absl::InternalError(
+                  absl::StrCat("expected 1 token, found ", completion.completion_tokens)));
   }
   void OnError(const absl::Status& status) override { End(status); }
 

@@ -22,8 +22,8 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Walks `input` up to its limit by `type` and gives the path of the first string that is not UTF-8. Our
-// messages do not nest in themselves, so the recursion is as deep as the proto file.
+// Walks `input` up to its limit by `type` and gives the path of the first string that is not UTF-8.
+// Our messages do not nest in themselves, so the recursion is as deep as the proto file.
 std::optional<std::string> FindBadText(const Descriptor& type, const std::string& prefix,
                                        CodedInputStream* input) {
   while (const uint32_t tag = input->ReadTag()) {
@@ -31,7 +31,8 @@ std::optional<std::string> FindBadText(const Descriptor& type, const std::string
     const bool delimited =
         WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
     if (field == nullptr || !delimited ||
-        (field->type() != FieldDescriptor::TYPE_STRING && field->type() != FieldDescriptor::TYPE_MESSAGE)) {
+        (field->type() != FieldDescriptor::TYPE_STRING &&
+         field->type() != FieldDescriptor::TYPE_MESSAGE)) {
       if (!WireFormatLite::SkipField(input, tag)) return std::nullopt;
       continue;
     }
@@ -60,11 +61,13 @@ absl::Status ExplainFailure(const grpc::ByteBuffer& bytes, const Descriptor& typ
   if (bytes.DumpToSingleSlice(&slice).ok()) {
     CodedInputStream input(slice.begin(), static_cast<int>(slice.size()));
     if (const std::optional<std::string> field = FindBadText(type, "", &input)) {
-      return absl::InvalidArgumentError(absl::StrCat(*field, ": expected UTF-8 text, found bytes that are not"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(*field, ": expected UTF-8 text, found bytes that are not"));
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(type.name(), ": expected a protobuf message of ",
-                                                 type.full_name(), ", found bytes that do not parse"));
+                                                 type.full_name(),
+                                                 ", found bytes that do not parse"));
 }
 
 }  // namespace
@@ -81,7 +84,8 @@ grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message) {
   grpc::ByteBuffer bytes;
   bool owned = false;
   const grpc::Status status =
-      grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::MessageLite>(message, &bytes, &owned);
+      grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::MessageLite>(
+          message, &bytes, &owned);
   AUGUR_CHECK(status.ok());
   return bytes;
 }

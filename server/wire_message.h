@@ -1,9 +1,11 @@
 // Protobuf messages to and from gRPC's byte buffers, with the errors that the API promises.
 //
-// gRPC's typed handlers answer UNIMPLEMENTED to text that is not UTF-8 and to bytes that do not parse; calls
-// that carry text are therefore taken raw and parsed here.
-// Thread: plain functions. Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed);
-// CANCELLED where no message came at all: gRPC starts the handler of a call that was cancelled that early, too.
+// gRPC's typed handlers answer UNIMPLEMENTED to text that is not UTF-8 and to bytes that do not
+// parse; calls that carry text are therefore taken raw and parsed here.
+// Thread: plain functions.
+// Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed); CANCELLED
+// where no message came at all: gRPC starts the handler of a call that was cancelled that early,
+// too.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -18,8 +20,8 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
 // Strings in `message` are valid UTF-8.
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
-// Protobuf prints a line of its own for every message that does not parse, at the mercy of any client; from
-// now on it is silent. Call once at start.
+// Protobuf prints a line of its own for every message that does not parse, at the mercy of any
+// client; from now on it is silent. Call once at start.
 void SilenceProtobufLog();
 
 }  // namespace augur::server

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -15,9 +16,8 @@
 namespace augur::kernels {
 namespace {
 
-// Tokens sorted at once in search of the nucleus: nearly always enough, while a wide nucleus costs
-// vocabulary / 1024 selections of shrinking size at most.
-constexpr int kNucleusStep = 1024;
+// Tokens sorted at once in search of the nucleus, which for a trained model seldom has more.
+constexpr int kNucleusStep = 256;
 
 // True when token a comes before token b.
 struct FallingLogit {
@@ -31,14 +31,16 @@ int32_t FirstAtMaximum(const float* logits, int vocab, float max) {
   return static_cast<int32_t>(std::find(logits, logits + vocab, max) - logits);
 }
 
-// tokens: any order, its first `count` are the candidates. Returns how many of them the nucleus has
-// and leaves these first, sorted.
-int SortNucleus(const float* weights, FallingLogit order, double top_p, int32_t* tokens,
+double SumOfWeights(const float* weights, const int32_t* tokens, int count) {
+  double sum = 0.0;
+  for (int i = 0; i < count; ++i) sum += weights[tokens[i]];
+  return sum;
+}
+
+// How many of tokens[0, count) it takes, in falling order, to gather `wanted`; these come first,
+// sorted.
+int SortNucleus(const float* weights, FallingLogit order, double wanted, int32_t* tokens,
                 int count) {
-  double total =
-      0.0;  // by rising id or in sorted order: the caller's, fixed for the same parameters
-  for (int i = 0; i < count; ++i) total += weights[tokens[i]];
-  const double wanted = top_p * total;
   double sum = 0.0;
   for (int begin = 0; begin < count; begin += kNucleusStep) {
     const int end = std::min(begin + kNucleusStep, count);
@@ -50,6 +52,32 @@ int SortNucleus(const float* weights, FallingLogit order, double top_p, int32_t*
     }
   }
   return count;
+}
+
+// The last token, in falling order, that top_k and top_p keep, at least one of which is on.
+// `tokens` has room for the vocabulary.
+int32_t LastKept(const float* logits, const float* weights, int vocab, const SamplingRow& rule,
+                 int32_t* tokens) {
+  const FallingLogit order{logits};
+  const bool has_top_k = rule.top_k != 0 && rule.top_k < static_cast<uint32_t>(vocab);
+  int count = vocab;
+  std::iota(tokens, tokens + vocab, 0);
+  if (has_top_k) {
+    count = static_cast<int>(rule.top_k);
+    std::nth_element(tokens, tokens + count - 1, tokens + vocab, order);
+    if (rule.top_p == 1.0f) return tokens[count - 1];
+    // nth_element leaves them in no stated order, and a sum must not depend on it.
+    std::sort(tokens, tokens + count, order);
+  }
+  const double total = SumOfWeights(weights, tokens, count);
+  // Tokens so rare that all of them together are less than the nucleus may leave out are never in
+  // it: most of a vocabulary, which then need not be sorted.
+  const double rare = (1.0 - rule.top_p) * total / count;
+  count = static_cast<int>(
+      std::remove_if(tokens, tokens + count, [&](int32_t token) { return weights[token] < rare; }) -
+      tokens);
+  count = SortNucleus(weights, order, rule.top_p * total, tokens, count);
+  return tokens[count - 1];
 }
 
 }  // namespace
@@ -81,22 +109,10 @@ void CpuBackend::SampleRow(const SampleTokensParams& params, int row,
   isa_.softmax_weights(logits, max, rule.temperature, weights, vocab);
 
   const FallingLogit order{logits};
-  const bool has_top_k = rule.top_k != 0 && rule.top_k < static_cast<uint32_t>(vocab);
-  const bool has_top_p = rule.top_p < 1.0f;
-  int32_t last = -1;  // the last token kept in falling order; -1 when all are
-  if (has_top_k || has_top_p) {
+  int32_t last = -1;  // all are kept
+  if ((rule.top_k != 0 && rule.top_k < static_cast<uint32_t>(vocab)) || rule.top_p < 1.0f) {
     scratch.tokens.resize(vocab);
-    int32_t* tokens = scratch.tokens.data();
-    for (int i = 0; i < vocab; ++i) tokens[i] = i;
-    int kept = vocab;
-    if (has_top_k) {
-      kept = static_cast<int>(rule.top_k);
-      std::nth_element(tokens, tokens + kept - 1, tokens + vocab, order);
-      // Sorted because nth_element leaves them in no stated order and sums must not depend on it.
-      if (has_top_p) std::sort(tokens, tokens + kept, order);
-    }
-    if (has_top_p) kept = SortNucleus(weights, order, rule.top_p, tokens, kept);
-    last = tokens[kept - 1];
+    last = LastKept(logits, weights, vocab, rule, scratch.tokens.data());
   }
 
   const auto is_kept = [&](int32_t token) {

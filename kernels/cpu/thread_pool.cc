@@ -30,7 +30,7 @@ int NumUsableCores() {
 }
 
 uint32_t JobOf(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
-uint32_t ItemOf(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
+uint32_t ItemsLeft(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
 
 }  // namespace
 
@@ -63,7 +63,7 @@ void ThreadPool::Run(int num_items, Function function, const void* context) {
   num_items_.store(static_cast<uint32_t>(num_items), std::memory_order_relaxed);
   const uint32_t job = JobOf(ticket_.load(std::memory_order_relaxed)) + 1;
   // Sequentially consistent against num_parked_: either we see the sleeper, or it sees the job.
-  ticket_.store(static_cast<uint64_t>(job) << 32);
+  ticket_.store(static_cast<uint64_t>(job) << 32 | static_cast<uint32_t>(num_items));
   if (num_parked_.load() > 0) {
     std::lock_guard lock(park_mutex_);
     park_.notify_all();
@@ -107,16 +107,15 @@ bool ThreadPool::WaitForJob(uint32_t seen_job) {
 
 void ThreadPool::RunItems(uint32_t job, int thread) {
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  for (;;) {
+  while (JobOf(ticket) == job && ItemsLeft(ticket) > 0) {
     const Function function = function_.load(std::memory_order_relaxed);
     const void* context = context_.load(std::memory_order_relaxed);
-    const uint32_t num_items = num_items_.load(std::memory_order_relaxed);
-    if (JobOf(ticket) != job || ItemOf(ticket) >= num_items) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+    const uint32_t item = num_items_.load(std::memory_order_relaxed) - ItemsLeft(ticket);
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
                                        std::memory_order_acquire)) {
       continue;
     }
-    function(context, static_cast<int>(ItemOf(ticket)), thread);
+    function(context, static_cast<int>(item), thread);
     done_.fetch_add(1, std::memory_order_release);
     ticket = ticket_.load(std::memory_order_acquire);
   }

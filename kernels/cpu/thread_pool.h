@@ -47,13 +47,14 @@ class ThreadPool {
   bool WaitForJob(uint32_t seen_job);
   void RunItems(uint32_t job, int thread);
 
-  // The open job: its number in the high half, the next item in the low half. A worker takes an
-  // item by compare-and-swap, which fails once the job has changed, so a late worker never touches
-  // a newer job's items with an older job's body and the caller need not wait for sleepers.
+  // The open job: its number in the high half, how many items nobody has taken yet in the low half.
+  // A worker takes one by compare-and-swap. Whether there is one to take is in the swapped word
+  // itself: with the count beside it, a late worker could match the old job's number with the new
+  // job's count and run an item twice. While items are left the caller is inside Run, so what was
+  // read of the job before a successful swap belongs to it; what was read before a failed one is
+  // thrown away.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
-  // Valid for the job in ticket_; atomics because a late worker may read them while they change
-  // (what it read is then thrown away by the failing swap).
   std::atomic<Function> function_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> num_items_{0};

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kClients = 20;
 constexpr int kCallsPerClient = 25;
-constexpr std::chrono::milliseconds kLatestCancel{120};
+constexpr std::chrono::microseconds kLatestCancel{120'000};
 
 // Cancels a call at an instant after its start unless it has ended before.
 class CancelLater {
@@ -66,17 +66,15 @@ void CancelManyCalls(const std::string& address, uint32_t seed, Tally* tally) {
   const auto stub = NewStub(address);
   const std::vector<Needle> documents = LoadNeedles("1K");
   for (int i = 0; i < kCallsPerClient; ++i) {
-    std::unique_ptr<CancelLater> cancel;
-    const std::chrono::microseconds delay(random() %
-                                          std::chrono::microseconds(kLatestCancel).count());
+    grpc::ClientContext context;
     const int at_message = random() % 3 == 0 ? static_cast<int>(random() % 20) : -1;
-    const CallResult result =
-        RunCall(stub.get(), RandomRequest(&random, documents),
-                {.on_message = [&](int messages, grpc::ClientContext* context) {
-                  if (messages == 0) cancel = std::make_unique<CancelLater>(context, delay);
-                  if (messages == at_message) context->TryCancel();
-                }});
-    cancel.reset();
+    const CancelLater cancel(&context, std::chrono::microseconds(random() % kLatestCancel.count()));
+    const CallResult result = RunCall(stub.get(), RandomRequest(&random, documents),
+                                      {.on_message =
+                                           [&](int messages) {
+                                             if (messages == at_message) context.TryCancel();
+                                           },
+                                       .context = &context});
     const bool is_cancelled = result.status.error_code() == grpc::StatusCode::CANCELLED;
     ++(is_cancelled ? tally->cancelled : result.status.ok() ? tally->finished : tally->other);
     EXPECT_TRUE(is_cancelled || result.status.ok()) << result.Describe();
@@ -120,7 +118,9 @@ void RunCancels(const std::vector<std::string>& flags, bool cache) {
   EXPECT_EQ(tally.other, 0);
 
   CheckNothingIsLeft(*daemon);
-  if (!cache) EXPECT_EQ(daemon->Metric("augur_kv_blocks{state=\"cached\"}"), 0);
+  if (!cache) {
+    EXPECT_EQ(daemon->Metric("augur_kv_blocks{state=\"cached\"}"), 0);
+  }
   EXPECT_EQ(RunCall(stub.get(), probe).Text(), before);
   daemon->Signal(SIGTERM);
   EXPECT_EQ(daemon->WaitExit(), 0) << daemon->Log();

@@ -36,8 +36,7 @@ void RunRound(uint32_t seed, std::atomic<int>* finished, std::atomic<int>* cut) 
     const uint32_t max_tokens = random() % 2 == 0 ? 5 + random() % 60 : 6000;
     clients.emplace_back([&, max_tokens] {
       const auto stub = NewStub(daemon->grpc_address());
-      result = RunCall(stub.get(), LongRequest(max_tokens),
-                       {.on_message = [&](int, grpc::ClientContext*) {
+      result = RunCall(stub.get(), LongRequest(max_tokens), {.on_message = [&](int) {
                          if (seen.fetch_add(1) == kill_at) daemon->Signal(SIGTERM);
                        }});
     });
@@ -107,7 +106,7 @@ TEST(DrainTest, HealthTurnsFirstAndTheRunningStreamFinishes) {
   const auto stub = NewStub(daemon->grpc_address());
   const auto second_stub = NewStub(daemon->grpc_address());
   const CallResult result = RunCall(
-      stub.get(), LongRequest(400), {.on_message = [&](int messages, grpc::ClientContext*) {
+      stub.get(), LongRequest(400), {.on_message = [&](int messages) {
         if (messages != 10) return;
         daemon->Signal(SIGTERM);
         ASSERT_TRUE(watch->Read(&state));
@@ -127,10 +126,10 @@ TEST(DrainTest, ASecondSignalHurries) {
   const auto daemon = DaemonProcess::Start({"--set", "drain_limit=1h"});
   ASSERT_NE(daemon, nullptr);
   const auto stub = NewStub(daemon->grpc_address());
-  const CallResult result = RunCall(stub.get(), LongRequest(8000),
-                                    {.on_message = [&](int messages, grpc::ClientContext*) {
-                                      if (messages == 5 || messages == 20) daemon->Signal(SIGTERM);
-                                    }});
+  const CallResult result =
+      RunCall(stub.get(), LongRequest(8000), {.on_message = [&](int messages) {
+                if (messages == 5 || messages == 20) daemon->Signal(SIGTERM);
+              }});
   EXPECT_EQ(result.status.error_code(), grpc::StatusCode::UNAVAILABLE) << result.Describe();
   EXPECT_EQ(daemon->WaitExit(), 0) << daemon->Log();
 }

@@ -36,7 +36,7 @@ TEST(SlowReaderTest, IsPausedAndThenGetsTheWholeText) {
   const auto narrow = NarrowStub(daemon->grpc_address());
   const auto neighbour = NewStub(daemon->grpc_address());
   const CallResult result =
-      RunCall(narrow.get(), LongRequest(), {.on_message = [&](int messages, grpc::ClientContext*) {
+      RunCall(narrow.get(), LongRequest(), {.on_message = [&](int messages) {
                 if (messages != 3) return;
                 EXPECT_TRUE(server::Eventually([&] { return IsPaused(*daemon); }));
                 v1::CompleteRequest request = LongRequest();
@@ -57,7 +57,7 @@ TEST(SlowReaderTest, IsEndedAfterTheLimit) {
   ASSERT_NE(daemon, nullptr);
   const auto narrow = NarrowStub(daemon->grpc_address());
   const CallResult result = RunCall(
-      narrow.get(), LongRequest(), {.on_message = [&](int messages, grpc::ClientContext*) {
+      narrow.get(), LongRequest(), {.on_message = [&](int messages) {
         if (messages != 3) return;
         EXPECT_TRUE(server::Eventually([&] {
           return daemon->Metric("augur_engine_requests_total{outcome=\"slow_reader\"}") == 1;

@@ -1,5 +1,5 @@
-# The objects of one ISA may export the getter of their table and nothing else: a weak symbol (an inline
-# function or template of a shared header) could be the copy that the linker keeps for every caller.
+# The objects of one ISA may export the getter of their table and nothing else: a weak symbol (an
+# inline function or template of a shared header) could be the copy that the linker keeps for all.
 execute_process(COMMAND ${NM} -C -A ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REPLACE "\n" ";" lines "${symbols}")
 set(seen 0)

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/paged_sequence.h"
@@ -17,22 +19,49 @@ double Rotated(const float* head, const RopeTable& rope, int position, int half,
   return i < half ? head[i] * c - head[i + half] * s : head[i] * c + head[i - half] * s;
 }
 
+// One token's k or v of one head, as it lies in a pool; marks its bytes as accounted for.
+void CheckEntry(const PagedPool& pool, const std::byte* entry, const float* expected,
+                std::vector<bool>& is_written) {
+  const size_t element = BytesOf(pool.kv().dtype);
+  for (int i = 0; i < pool.kv().head_dim; ++i) {
+    std::byte rounded[4];
+    WriteAs(pool.kv().dtype, expected[i], rounded, 0);
+    ASSERT_EQ(std::memcmp(entry + i * element, rounded, element), 0);
+  }
+  const size_t first = entry - pool.bytes().data();
+  for (size_t b = 0; b < pool.kv().head_dim * element; ++b) is_written[first + b] = true;
+}
+
+// One token: q and k turned, k and v in place.
+void CheckRow(const HeadShape& shape, const PagedPool& pool, const RopeTable& rope, int position,
+              int block, const float* before, const float* after, std::vector<bool>& is_written) {
+  const int d = shape.head_dim;
+  for (int h = 0; h < shape.num_q_heads + shape.num_kv_heads; ++h) {
+    for (int i = 0; i < d; ++i) {
+      ASSERT_NEAR(after[h * d + i], Rotated(before + h * d, rope, position, d / 2, i), 1e-6);
+    }
+  }
+  for (int h = 0; h < shape.num_kv_heads; ++h) {
+    const float* k = after + (shape.num_q_heads + h) * d;
+    const float* v = before + (shape.num_q_heads + shape.num_kv_heads + h) * d;
+    const size_t entry_bytes = d * BytesOf(shape.dtype);
+    const std::byte* entry =
+        pool.kv().page(block, shape.layer, h) + position % kBlockTokens * entry_bytes;
+    CheckEntry(pool, entry, k, is_written);
+    CheckEntry(pool, entry + kBlockTokens * entry_bytes, v, is_written);
+  }
+}
+
 void CheckStep(Backend& backend, const HeadShape& shape) {
-  const int d = shape.head_dim, half = d / 2;
-  const RopeTable rope(300, d);
+  const RopeTable rope(300, shape.head_dim);
   PagedPool pool(shape, 12);
-  struct Sequence {
-    int first;
-    int rows;
-    std::vector<int32_t> blocks;
-  };
-  std::vector<Sequence> sequences = {{0, 70, {}}, {63, 1, {}}, {64, 1, {}}, {130, 9, {}}};
+  std::vector<std::vector<int32_t>> tables;
   std::vector<Segment> segments;
   int rows = 0;
-  for (Sequence& s : sequences) {
-    s.blocks = pool.TakeBlocks(s.first + s.rows);
-    segments.push_back({rows, s.rows, s.first, s.blocks.data()});
-    rows += s.rows;
+  for (const auto& [first, count] : {std::pair{0, 70}, {63, 1}, {64, 1}, {130, 9}}) {
+    tables.push_back(pool.TakeBlocks(first + count));
+    segments.push_back({rows, count, first, tables.back().data()});
+    rows += count;
   }
   const std::vector<float> before = RandomFloats(size_t(rows) * shape.row_floats(), 5);
   std::vector<float> qkv = before;
@@ -49,39 +78,12 @@ void CheckStep(Backend& backend, const HeadShape& shape) {
   backend.RopeAppend(params);
 
   std::vector<bool> is_written(pool.bytes().size(), false);
-  const size_t element = BytesOf(shape.dtype);
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    for (int t = 0; t < sequences[s].rows; ++t) {
-      const int row = segments[s].first_row + t;
-      const int position = sequences[s].first + t;
-      const float* old_row = before.data() + size_t(row) * shape.row_floats();
-      const float* new_row = qkv.data() + size_t(row) * shape.row_floats();
-      for (int h = 0; h < shape.num_q_heads; ++h) {
-        for (int i = 0; i < d; ++i) {
-          ASSERT_NEAR(new_row[h * d + i], Rotated(old_row + h * d, rope, position, half, i), 1e-6);
-        }
-      }
-      for (int h = 0; h < shape.num_kv_heads; ++h) {
-        const float* old_k = old_row + (shape.num_q_heads + h) * d;
-        const float* new_k = new_row + (shape.num_q_heads + h) * d;
-        const float* v = old_row + (shape.num_q_heads + shape.num_kv_heads + h) * d;
-        const std::byte* page =
-            pool.kv().page(sequences[s].blocks[position / kBlockTokens], shape.layer, h);
-        const size_t place = size_t(position % kBlockTokens) * d;
-        for (int i = 0; i < d; ++i) {
-          ASSERT_NEAR(new_k[i], Rotated(old_k, rope, position, half, i), 1e-6);
-          std::byte rounded[4];
-          WriteAs(shape.dtype, new_k[i], rounded, 0);
-          ASSERT_EQ(std::memcmp(page + (place + i) * element, rounded, element), 0);
-          const size_t v_place = (place + size_t{kBlockTokens} * d + i) * element;
-          WriteAs(shape.dtype, v[i], rounded, 0);
-          ASSERT_EQ(std::memcmp(page + v_place, rounded, element), 0);
-          for (size_t b = 0; b < element; ++b) {
-            is_written[page - pool.bytes().data() + (place + i) * element + b] = true;
-            is_written[page - pool.bytes().data() + v_place + b] = true;
-          }
-        }
-      }
+  for (const Segment& segment : segments) {
+    for (int t = 0; t < segment.num_rows; ++t) {
+      const size_t offset = size_t(segment.first_row + t) * shape.row_floats();
+      const int position = segment.first_position + t;
+      CheckRow(shape, pool, rope, position, segment.block_table[position / kBlockTokens],
+               before.data() + offset, qkv.data() + offset, is_written);
     }
   }
   for (size_t i = 0; i < is_written.size(); ++i) {

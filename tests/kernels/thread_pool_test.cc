@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -33,6 +34,21 @@ TEST(ThreadPoolTest, RunsEveryItemOnceAndShowsItsWrites) {
     int64_t items_run = 0;
     for (const int count : runs) items_run += count;
     EXPECT_EQ(items_run, expected);
+  }
+}
+
+// A worker that looks at the end of one job while the next, longer one is being set up must not
+// take an item of either twice: job lengths alternate and every item counts its runs.
+TEST(ThreadPoolTest, LateWorkersTakeNothingTwice) {
+  for (const int threads : {2, 4}) {
+    ThreadPool pool(threads);
+    std::vector<std::atomic<int>> runs(64);
+    const int rounds = kSanitized ? 5000 : 100000;
+    for (int round = 0; round < rounds; ++round) {
+      const int items = round % 2 == 0 ? 2 : 3 + round % 61;
+      pool.ParallelFor(items, [&](int item, int) { runs[item].fetch_add(1); });
+      for (int i = 0; i < items; ++i) ASSERT_EQ(runs[i].exchange(0), 1) << "round " << round;
+    }
   }
 }
 

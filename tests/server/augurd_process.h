@@ -25,17 +25,21 @@ class AugurdProcess {
  public:
   explicit AugurdProcess(const std::vector<std::string>& arguments) {
     static std::atomic<int> serial{0};
-    folder_ = testing::TempDir() + "/augurd_" + std::to_string(getpid()) + "_" + std::to_string(serial++);
+    folder_ =
+        testing::TempDir() + "/augurd_" + std::to_string(getpid()) + "_" + std::to_string(serial++);
     std::filesystem::create_directories(folder_);
     std::vector<std::string> all = {AUGURD};
-    for (const std::string& argument : arguments) all.push_back(argument == "PORT_FILE" ? port_file() : argument);
+    for (const std::string& argument : arguments)
+      all.push_back(argument == "PORT_FILE" ? port_file() : argument);
     std::vector<char*> argv;
     for (std::string& argument : all) argv.push_back(argument.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_CREAT | O_WRONLY, 0600);
-    posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_CREAT | O_WRONLY, 0600);
+    posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_CREAT | O_WRONLY,
+                                     0600);
+    posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_CREAT | O_WRONLY,
+                                     0600);
     EXPECT_EQ(posix_spawn(&pid_, AUGURD, &actions, nullptr, argv.data(), environ), 0);
     posix_spawn_file_actions_destroy(&actions);
   }
@@ -56,7 +60,8 @@ class AugurdProcess {
   std::string err() const { return Read(folder_ + "/err"); }
 
   bool WaitUntilReady() const {
-    return Eventually([&] { return std::filesystem::exists(port_file()); }, std::chrono::seconds(60));
+    return Eventually([&] { return std::filesystem::exists(port_file()); },
+                      std::chrono::seconds(60));
   }
   // The address behind "grpc" or "metrics" in the port file.
   std::string Address(const std::string& what) const {
@@ -72,7 +77,8 @@ class AugurdProcess {
   // Exit status; -1 when it was killed by a signal, -2 when it does not end.
   int Wait() {
     int status = 0;
-    const bool ended = Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, std::chrono::seconds(60));
+    const bool ended = Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; },
+                                  std::chrono::seconds(60));
     if (!ended) return -2;
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;

@@ -1,5 +1,5 @@
-// Streams and the service before an engine that the test plays: order, back-pressure, cancellation, and exactly
-// one end for every call.
+// Streams and the service before an engine that the test plays: order, back-pressure, cancellation,
+// and exactly one end for every call.
 
 #include "server/completion_stream.h"
 
@@ -28,7 +28,8 @@ Completion CompletionOf(FinishReason reason, uint32_t tokens) {
   completion.prompt_tokens = 3;
   completion.cached_tokens = 1;
   completion.completion_tokens = tokens;
-  completion.times = {.arrival_ns = 0, .admitted_ns = 2 * kMs, .first_token_ns = 10 * kMs, .finished_ns = 30 * kMs};
+  completion.times = {
+      .arrival_ns = 0, .admitted_ns = 2 * kMs, .first_token_ns = 10 * kMs, .finished_ns = 30 * kMs};
   return completion;
 }
 
@@ -54,7 +55,8 @@ TEST_F(CompletionStreamTest, TellsTheWholeStoryInOrder) {
   const auto reader = server_.stub->Complete(&context, request);
   const auto submitted = engine_.Take();
   ASSERT_NE(submitted, nullptr);
-  EXPECT_EQ(submitted->prompt, (std::vector<engine::TokenId>{FakeTokenizer::kBegin, 'a', 'b', 'c'}));
+  EXPECT_EQ(submitted->prompt,
+            (std::vector<engine::TokenId>{FakeTokenizer::kBegin, 'a', 'b', 'c'}));
   EXPECT_EQ(submitted->sampling.seed, 5u);
   EXPECT_EQ(submitted->deadline_ns, engine::kNoDeadline);
   v1::CompleteResponse message;
@@ -63,7 +65,8 @@ TEST_F(CompletionStreamTest, TellsTheWholeStoryInOrder) {
   EXPECT_EQ(message.accepted().prompt_tokens(), 4u);
   EXPECT_EQ(message.accepted().model(), "fake");
   EXPECT_EQ(message.accepted().seed(), 5u);
-  submitted->sink->OnProgress({.processed_tokens = 4, .cached_tokens = 1, .total_tokens = 4, .elapsed_ns = 3 * kMs});
+  submitted->sink->OnProgress(
+      {.processed_tokens = 4, .cached_tokens = 1, .total_tokens = 4, .elapsed_ns = 3 * kMs});
   ASSERT_TRUE(reader->Read(&message));
   EXPECT_EQ(message.progress().processed_tokens(), 4u);
   EXPECT_EQ(message.progress().elapsed_ms(), 3u);
@@ -267,13 +270,14 @@ TEST_F(CompletionStreamTest, RawBytesAreRefusedWithTheirField) {
     grpc::ByteBuffer response;
     grpc::ClientContext context;
     return grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
-        channel.get(), grpc::internal::RpcMethod(method, grpc::internal::RpcMethod::NORMAL_RPC), &context, request,
-        &response);
+        channel.get(), grpc::internal::RpcMethod(method, grpc::internal::RpcMethod::NORMAL_RPC),
+        &context, request, &response);
   };
   const grpc::Status text = code_of("/augur.v1.Completions/Complete", "\x1a\x02\xff\xfe");
   EXPECT_EQ(text.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(text.error_message(), "text: expected UTF-8 text, found bytes that are not");
-  EXPECT_EQ(code_of("/augur.v1.Completions/Complete", "\xff\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(code_of("/augur.v1.Completions/Complete", "\xff\xff").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(code_of("/augur.v1.Completions/Tokenize", "\x0a\x01\xff").error_message(),
             "text: expected UTF-8 text, found bytes that are not");
   EXPECT_EQ(code_of("/augur.v1.Completions/Detokenize", "\x0a\x05\x01").error_code(),
@@ -282,22 +286,26 @@ TEST_F(CompletionStreamTest, RawBytesAreRefusedWithTheirField) {
 
 TEST_F(CompletionStreamTest, NothingIsAdmittedWhileDraining) {
   server_.service().StopAdmitting();
-  EXPECT_EQ(Complete(server_.stub.get(), TextRequest("a")).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Complete(server_.stub.get(), TextRequest("a")).status.error_code(),
+            grpc::StatusCode::UNAVAILABLE);
   v1::TokenizeRequest tokenize;
   v1::TokenizeResponse tokens;
   grpc::ClientContext context;
-  EXPECT_EQ(server_.stub->Tokenize(&context, tokenize, &tokens).error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(server_.stub->Tokenize(&context, tokenize, &tokens).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
   EXPECT_TRUE(NoStreamIsLeft());
 }
 
 TEST(CompletionServiceTest, UnavailableWhileTheModelLoads) {
   FakeEngine engine;
   FrontServer server(&engine, {}, {}, /*open=*/false);
-  EXPECT_EQ(Complete(server.stub.get(), TextRequest("a")).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Complete(server.stub.get(), TextRequest("a")).status.error_code(),
+            grpc::StatusCode::UNAVAILABLE);
   v1::GetModelResponse model;
   {
     grpc::ClientContext context;
-    EXPECT_EQ(server.stub->GetModel(&context, {}, &model).error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_EQ(server.stub->GetModel(&context, {}, &model).error_code(),
+              grpc::StatusCode::UNAVAILABLE);
   }
   server.Open();
   grpc::ClientContext context;

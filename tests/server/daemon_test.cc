@@ -24,8 +24,8 @@ constexpr char kModel[] = AUGUR_SOURCE_DIR "/deploy/models/demo-9m";
 constexpr char kModelWithoutText[] = AUGUR_SOURCE_DIR "/tests/golden/models/llama";
 
 std::vector<std::string> Serving(const std::vector<std::string>& more = {}) {
-  std::vector<std::string> arguments = {"--model",     kModel,        "--listen",    "127.0.0.1:0", "--metrics",
-                                        "127.0.0.1:0", "--port-file", "PORT_FILE"};
+  std::vector<std::string> arguments = {"--model",   kModel,        "--listen",    "127.0.0.1:0",
+                                        "--metrics", "127.0.0.1:0", "--port-file", "PORT_FILE"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -43,7 +43,8 @@ class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& text) {
     static std::atomic<int> serial{0};
-    path_ = testing::TempDir() + "/augurd_file_" + std::to_string(getpid()) + "_" + std::to_string(serial++);
+    path_ = testing::TempDir() + "/augurd_file_" + std::to_string(getpid()) + "_" +
+            std::to_string(serial++);
     std::ofstream(path_) << text;
   }
   ~TemporaryFile() { std::filesystem::remove(path_); }
@@ -66,7 +67,8 @@ TEST(DaemonTest, BadFlagsAndConfigExit2) {
   ExpectFailure({"--modell", "x"}, kExitBadInput, "--modell");
   ExpectFailure({}, kExitBadInput, "model: expected a folder");
   ExpectFailure({"--model", "/no/such/folder"}, kExitBadInput, "/no/such/folder");
-  ExpectFailure({"--model", kModel, "--listen", "nowhere"}, kExitBadInput, "--listen: listen: expected HOST:PORT");
+  ExpectFailure({"--model", kModel, "--listen", "nowhere"}, kExitBadInput,
+                "--listen: listen: expected HOST:PORT");
   ExpectFailure({"--config", "/no/such/file"}, kExitBadInput, "/no/such/file");
   const TemporaryFile wrong("bacth: 3\n");
   ExpectFailure({"--model", kModel, "--config", wrong.path()}, kExitBadInput,
@@ -78,7 +80,8 @@ TEST(DaemonTest, BadFlagsAndConfigExit2) {
 TEST(DaemonTest, ABadModelExits2) {
   const std::string folder = testing::TempDir() + "/augurd_model_" + std::to_string(getpid());
   std::filesystem::create_directories(folder);
-  const std::vector<std::string> arguments = {"--model", folder, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"};
+  const std::vector<std::string> arguments = {"--model",     folder,      "--listen",
+                                              "127.0.0.1:0", "--metrics", "127.0.0.1:0"};
   ExpectFailure(arguments, kExitBadInput, "config.json");
   std::ofstream(folder + "/config.json") << "{\"model_type\": \"nothing\"}";
   ExpectFailure(arguments, kExitBadInput, folder);
@@ -86,7 +89,8 @@ TEST(DaemonTest, ABadModelExits2) {
 }
 
 TEST(DaemonTest, CheckConfigPrintsAFileThatLoads) {
-  AugurdProcess first({"--model", kModel, "--threads", "3", "--set", "drain_limit=5s", "--check-config"});
+  AugurdProcess first(
+      {"--model", kModel, "--threads", "3", "--set", "drain_limit=5s", "--check-config"});
   ASSERT_EQ(first.Wait(), 0) << first.err();
   EXPECT_NE(first.out().find("threads: 3  #"), std::string::npos) << first.out();
   EXPECT_NE(first.out().find("drain_limit: 5s  #"), std::string::npos);
@@ -94,17 +98,21 @@ TEST(DaemonTest, CheckConfigPrintsAFileThatLoads) {
   AugurdProcess second({"--config", file.path(), "--check-config"});
   ASSERT_EQ(second.Wait(), 0) << second.err();
   EXPECT_EQ(second.out(), first.out());
-  ExpectFailure({"--set", "batch=none", "--check-config"}, kExitBadInput, "--set: batch: expected an integer");
+  ExpectFailure({"--set", "batch=none", "--check-config"}, kExitBadInput,
+                "--set: batch: expected an integer");
 }
 
 TEST(DaemonTest, ServesAndStopsCleanly) {
   AugurdProcess process(Serving({"--served-name", "other"}));
   ASSERT_TRUE(process.WaitUntilReady()) << process.err();
   EXPECT_EQ(process.Address("metrics").rfind("127.0.0.1:", 0), 0u);
-  const auto channel = grpc::CreateChannel(process.Address("grpc"), grpc::InsecureChannelCredentials());
+  const auto channel =
+      grpc::CreateChannel(process.Address("grpc"), grpc::InsecureChannelCredentials());
   const auto stub = augur::v1::Completions::NewStub(channel);
   v1::CompleteRequest request;
-  request.set_text("The code of 1234567 is 7654321.\nQuestion: What is the code of 1234567? The code of 1234567 is");
+  request.set_text(
+      "The code of 1234567 is 7654321.\nQuestion: What is the code of 1234567? The code of 1234567 "
+      "is");
   request.mutable_sampling()->set_temperature(0);
   grpc::ClientContext context;
   const auto reader = stub->Complete(&context, request);
@@ -123,8 +131,10 @@ TEST(DaemonTest, ServesAndStopsCleanly) {
     EXPECT_TRUE(health->Check(&check, ask, &answer).ok());
     EXPECT_EQ(answer.status(), grpc::health::v1::HealthCheckResponse::SERVING) << name;
   }
-  ExpectFailure(Serving({"--set", "listen=" + process.Address("grpc")}), kExitPortInUse, process.Address("grpc"));
-  ExpectFailure(Serving({"--set", "metrics=" + process.Address("metrics")}), kExitPortInUse, process.Address("metrics"));
+  ExpectFailure(Serving({"--set", "listen=" + process.Address("grpc")}), kExitPortInUse,
+                process.Address("grpc"));
+  ExpectFailure(Serving({"--set", "metrics=" + process.Address("metrics")}), kExitPortInUse,
+                process.Address("metrics"));
   process.Signal(SIGTERM);
   EXPECT_EQ(process.Wait(), 0);
   EXPECT_NE(process.err().find("ready version="), std::string::npos);
@@ -132,8 +142,8 @@ TEST(DaemonTest, ServesAndStopsCleanly) {
 }
 
 TEST(DaemonTest, AFolderWithoutTokenizerServesIds) {
-  AugurdProcess process({"--model", kModelWithoutText, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
-                         "--port-file", "PORT_FILE"});
+  AugurdProcess process({"--model", kModelWithoutText, "--listen", "127.0.0.1:0", "--metrics",
+                         "127.0.0.1:0", "--port-file", "PORT_FILE"});
   ASSERT_TRUE(process.WaitUntilReady()) << process.err();
   const auto stub = augur::v1::Completions::NewStub(
       grpc::CreateChannel(process.Address("grpc"), grpc::InsecureChannelCredentials()));
@@ -158,7 +168,8 @@ TEST(DaemonTest, AFolderWithoutTokenizerServesIds) {
   EXPECT_EQ(process.Wait(), 0);
 }
 
-// Streams under way when SIGTERM comes: each ends once, with OK or UNAVAILABLE, and the daemon with 0.
+// Streams under way when SIGTERM comes: each ends once, with OK or UNAVAILABLE, and the daemon with
+// 0.
 void StopUnderLoad(const std::string& drain_limit, int signals) {
   AugurdProcess process(Serving({"--set", "drain_limit=" + drain_limit, "--log-level", "warn"}));
   ASSERT_TRUE(process.WaitUntilReady()) << process.err();
@@ -170,8 +181,8 @@ void StopUnderLoad(const std::string& drain_limit, int signals) {
   std::vector<std::thread> clients;
   for (int i = 0; i < kStreams; ++i) {
     clients.emplace_back([&, i] {
-      const auto stub =
-          augur::v1::Completions::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+      const auto stub = augur::v1::Completions::NewStub(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
       v1::CompleteRequest request;
       request.set_text("The code of");
       request.mutable_stopping()->set_max_tokens(i % 4 == 0 ? 20 : 4000);
@@ -191,11 +202,13 @@ void StopUnderLoad(const std::string& drain_limit, int signals) {
     process.Signal(SIGTERM);
     // Two pending signals of a kind are one: the second goes out once the first has been taken.
     if (i == 0 && signals > 1) {
-      const auto stub = augur::v1::Completions::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+      const auto stub = augur::v1::Completions::NewStub(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
       EXPECT_TRUE(Eventually([&] {
         grpc::ClientContext context;
         v1::TokenizeResponse response;
-        return stub->Tokenize(&context, {}, &response).error_code() == grpc::StatusCode::UNAVAILABLE;
+        return stub->Tokenize(&context, {}, &response).error_code() ==
+               grpc::StatusCode::UNAVAILABLE;
       }));
     }
   }

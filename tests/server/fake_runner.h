@@ -1,5 +1,6 @@
-// A model that continues the alphabet: after the token of a letter comes the next letter, after anything else
-// an 'a'. The prompt's last byte 'N' makes it fail with a number that is not finite. Steps wait while held.
+// A model that continues the alphabet: after the token of a letter comes the next letter, after
+// anything else an 'a'. The prompt's last byte 'N' makes it fail with a number that is not finite.
+// Steps wait while held.
 #pragma once
 
 #include <condition_variable>
@@ -42,7 +43,9 @@ class FakeRunner final : public engine::ModelRunner {
       const engine::StepSegment& segment = inputs.segments[i];
       if (!segment.wants_token) continue;
       const int32_t last = inputs.token_ids[segment.rows.first_row + segment.rows.num_rows - 1];
-      outputs->tokens[i] = last == 'N' ? kernels::kNotFinite : last >= 'a' && last < 'z' ? last + 1 : 'a';
+      outputs->tokens[i] = last == 'N'                 ? kernels::kNotFinite
+                           : last >= 'a' && last < 'z' ? last + 1
+                                                       : 'a';
     }
   }
 

@@ -24,7 +24,8 @@ class FakeTokenizer final : public engine::Tokenizer {
     return ids;
   }
 
-  std::string Decode(const std::vector<engine::TokenId>& ids, bool skip_special_tokens) const override {
+  std::string Decode(const std::vector<engine::TokenId>& ids,
+                     bool skip_special_tokens) const override {
     std::string bytes;
     for (const engine::TokenId id : ids) {
       if (!skip_special_tokens || !IsSpecial(id)) bytes += TokenBytes(id);

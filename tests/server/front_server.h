@@ -1,4 +1,5 @@
-// The front on a loopback port: service, router, intake and health before an engine of the test's choice.
+// The front on a loopback port: service, router, intake and health before an engine of the test's
+// choice.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -41,18 +42,20 @@ inline Deployment FakeDeployment() {
 class FrontServer {
  public:
   // `engine` outlives it. With `open` false the model is still loading.
-  FrontServer(EngineEntry* engine, const StreamLimits& limits, const TextIntakeOptions& intake_options = {},
-              bool open = true)
+  FrontServer(EngineEntry* engine, const StreamLimits& limits,
+              const TextIntakeOptions& intake_options = {}, bool open = true)
       : service_({.model = "fake", .stats = &stats, .clock = &clock, .limits = limits}, &clock) {
     SilenceProtobufLog();
     spdlog::set_level(spdlog::level::warn);  // no line for every request
     model_.deployment = FakeDeployment();
     intake_ = std::make_unique<TextIntake>(intake_options, &stats);
-    router_ = std::make_unique<Router>(&model_.deployment, &tokenizer_, engine, intake_.get(), &clock);
+    router_ =
+        std::make_unique<Router>(&model_.deployment, &tokenizer_, engine, intake_.get(), &clock);
     model_.tokenizer = &tokenizer_;
     model_.router = router_.get();
     model_.intake = intake_.get();
-    model_.streams = {.model = "fake", .engine = engine, .stats = &stats, .clock = &clock, .limits = limits};
+    model_.streams = {
+        .model = "fake", .engine = engine, .stats = &stats, .clock = &clock, .limits = limits};
     if (open) Open();
     auto server = GrpcServer::Start({.listen = "127.0.0.1:0"}, {&service_, &health});
     EXPECT_TRUE(server.ok()) << server.status();
@@ -74,7 +77,8 @@ class FrontServer {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
+                                     arguments);
   }
 
   memory::SteadyClock clock;

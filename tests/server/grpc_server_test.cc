@@ -31,9 +31,11 @@ TEST(GrpcServerTest, TakesLargeMessagesUpToTheLimit) {
   v1::CompleteRequest request = TextRequest(std::string((64 << 20) - 16, 'x'));
   ASSERT_LE(request.ByteSizeLong(), 64u << 20);
   const Received fits = Complete(server.stub.get(), request);
-  EXPECT_EQ(fits.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);  // read, and too long for the context
+  EXPECT_EQ(fits.status.error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);  // read, and too long for the context
   request.mutable_text()->append(16, 'x');
-  EXPECT_EQ(Complete(server.stub.get(), request).status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Complete(server.stub.get(), request).status.error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 grpc::StatusCode AskReflection(const std::string& address) {
@@ -42,10 +44,11 @@ grpc::StatusCode AskReflection(const std::string& address) {
   const grpc::ByteBuffer request(&slice, 1);
   grpc::ByteBuffer response;
   grpc::ClientContext context;
-  const grpc::internal::RpcMethod method("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                                         grpc::internal::RpcMethod::NORMAL_RPC);
-  return grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(channel.get(), method, &context,
-                                                                               request, &response)
+  const grpc::internal::RpcMethod method(
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+      grpc::internal::RpcMethod::NORMAL_RPC);
+  return grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+             channel.get(), method, &context, request, &response)
       .error_code();
 }
 

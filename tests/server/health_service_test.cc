@@ -26,7 +26,8 @@ class HealthServiceTest : public testing::Test {
     auto server = GrpcServer::Start({.listen = "127.0.0.1:0"}, {&health_});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    stub_ = Health::NewStub(grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+    stub_ = Health::NewStub(
+        grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   }
 
   HealthCheckResponse::ServingStatus Check(const std::string& name) {
@@ -35,13 +36,14 @@ class HealthServiceTest : public testing::Test {
     request.set_service(name);
     HealthCheckResponse response;
     const grpc::Status status = stub_->Check(&context, request, &response);
-    if (status.error_code() == grpc::StatusCode::NOT_FOUND) return HealthCheckResponse::SERVICE_UNKNOWN;
+    if (status.error_code() == grpc::StatusCode::NOT_FOUND)
+      return HealthCheckResponse::SERVICE_UNKNOWN;
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.status();
   }
 
   std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> Watch(grpc::ClientContext* context,
-                                                                const std::string& name) {
+                                                                 const std::string& name) {
     HealthCheckRequest request;
     request.set_service(name);
     return stub_->Watch(context, request);
@@ -73,7 +75,8 @@ TEST_F(HealthServiceTest, WatchersSeeEveryChange) {
   health_.Set("other", true);
   for (int i = 0; i < 30; ++i) {
     ASSERT_TRUE(reader->Read(&response));
-    EXPECT_EQ(response.status(), i % 2 == 0 ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING);
+    EXPECT_EQ(response.status(),
+              i % 2 == 0 ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING);
   }
   context.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);

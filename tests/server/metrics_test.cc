@@ -1,6 +1,5 @@
-// Names, labels and values of the exposition, without a listener but for the tests of the port itself.
-
-#include "server/metrics_exporter.h"
+// Names, labels and values of the exposition, without a listener but for the tests of the port
+// itself.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "server/metrics_exporter.h"
 #include "server/metrics_families.h"
 
 namespace augur::server {
@@ -34,7 +34,8 @@ class MetricsTest : public testing::Test {
     return out.str();
   }
   void Expect(const std::string& line) const {
-    EXPECT_NE(("\n" + Text()).find("\n" + line + "\n"), std::string::npos) << line << " is not in\n" << Text();
+    EXPECT_NE(("\n" + Text()).find("\n" + line + "\n"), std::string::npos) << line << " is not in\n"
+                                                                           << Text();
   }
 
   FrontStats front_;
@@ -51,9 +52,12 @@ TEST_F(MetricsTest, RouterNamesAreVerbatim) {
   Expect("vllm:num_requests_running{model_name=\"demo\",engine=\"0\"} 3");
   Expect("vllm:num_requests_waiting{model_name=\"demo\",engine=\"0\"} 2");
   Expect("vllm:kv_cache_usage_perc{model_name=\"demo\",engine=\"0\"} 0.4");
-  Expect("vllm:cache_config_info{model_name=\"demo\",engine=\"0\",block_size=\"64\",num_gpu_blocks=\"10\"} 1");
   Expect(
-      "vllm:lora_requests_info{model_name=\"demo\",engine=\"0\",max_lora=\"0\",waiting_lora_adapters=\"\","
+      "vllm:cache_config_info{model_name=\"demo\",engine=\"0\",block_size=\"64\",num_gpu_blocks="
+      "\"10\"} 1");
+  Expect(
+      "vllm:lora_requests_info{model_name=\"demo\",engine=\"0\",max_lora=\"0\",waiting_lora_"
+      "adapters=\"\","
       "running_lora_adapters=\"\"} 0");
 }
 
@@ -91,9 +95,11 @@ TEST_F(MetricsTest, FamiliesAreWellFormed) {
     EXPECT_FALSE(family.help.empty()) << family.name;
     EXPECT_EQ(family.help.find_first_of("\n\\"), std::string::npos) << family.name;
     EXPECT_FALSE(family.metric.empty()) << family.name;
-    const bool total = family.name.size() > 6 && family.name.substr(family.name.size() - 6) == "_total";
+    const bool total =
+        family.name.size() > 6 && family.name.substr(family.name.size() - 6) == "_total";
     EXPECT_EQ(total, family.type == prometheus::MetricType::Counter) << family.name;
-    EXPECT_TRUE(family.name.rfind("augur_", 0) == 0 || family.name.rfind("vllm:", 0) == 0) << family.name;
+    EXPECT_TRUE(family.name.rfind("augur_", 0) == 0 || family.name.rfind("vllm:", 0) == 0)
+        << family.name;
   }
 }
 

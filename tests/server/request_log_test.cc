@@ -15,8 +15,10 @@ TEST(RequestLogTest, EscapesAndLeavesOutWhatIsUnknown) {
   record.message = "text: bad";
   record.total_ms = 1.25;
   EXPECT_EQ(FormatRequestRecord(record),
-            "request id=\"a\\nrequest id=\\\"b\\\" code=OK\" peer=\"ipv4:127.0.0.1:1\" code=INVALID_ARGUMENT "
-            "reason=none prompt_tokens=0 cached_tokens=0 completion_tokens=0 total_ms=1.250 preemptions=0 "
+            "request id=\"a\\nrequest id=\\\"b\\\" code=OK\" peer=\"ipv4:127.0.0.1:1\" "
+            "code=INVALID_ARGUMENT "
+            "reason=none prompt_tokens=0 cached_tokens=0 completion_tokens=0 total_ms=1.250 "
+            "preemptions=0 "
             "message=\"text: bad\"");
   record.code = 0;
   record.reason = EndReason::kEos;

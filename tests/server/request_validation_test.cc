@@ -1,4 +1,5 @@
-// Every field of CompleteRequest, in range, at its limits and beyond: a table of requests and statuses.
+// Every field of CompleteRequest, in range, at its limits and beyond: a table of requests and
+// statuses.
 
 #include "server/request_validation.h"
 
@@ -38,7 +39,8 @@ constexpr auto kOk = absl::StatusCode::kOk;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kNotServed = absl::StatusCode::kFailedPrecondition;
 
-void Check(const std::vector<Case>& cases, const Deployment& deployment, const std::string& prompt) {
+void Check(const std::vector<Case>& cases, const Deployment& deployment,
+           const std::string& prompt) {
   for (const Case& test : cases) {
     const auto result = Validate(Parse(prompt + test.request), deployment);
     EXPECT_EQ(result.status().code(), test.code) << test.request << " gave " << result.status();
@@ -59,9 +61,11 @@ TEST(RequestValidationTest, Labels) {
   Check({
       {"", kOk, ""},
       {"request_id: '" + std::string(128, 'x') + "'", kOk, ""},
-      {"request_id: '" + std::string(129, 'x') + "'", kInvalid, "request_id: expected 0 to 128 bytes, found 129"},
+      {"request_id: '" + std::string(129, 'x') + "'", kInvalid,
+       "request_id: expected 0 to 128 bytes, found 129"},
       {"cache_salt: '" + std::string(64, 'x') + "'", kOk, ""},
-      {"cache_salt: '" + std::string(65, 'x') + "'", kInvalid, "cache_salt: expected 0 to 64 bytes, found 65"},
+      {"cache_salt: '" + std::string(65, 'x') + "'", kInvalid,
+       "cache_salt: expected 0 to 64 bytes, found 65"},
       {"model: 'demo'", kOk, ""},
       {"model: 'other'", absl::StatusCode::kNotFound, "\"demo\", found \"other\""},
       {"bypass_prefix_cache: true", kOk, ""},
@@ -76,7 +80,8 @@ TEST(RequestValidationTest, Prompt) {
           {"", kInvalid, "prompt: expected text or token_ids, found neither"},
           {"text: ''", kInvalid, "text: expected at least 1 byte, found 0"},
           {"text: '" + std::string(512, 'x') + "'", kOk, ""},
-          {"text: '" + std::string(513, 'x') + "'", kInvalid, "text: expected at most 512 bytes (a context of 64"},
+          {"text: '" + std::string(513, 'x') + "'", kInvalid,
+           "text: expected at most 512 bytes (a context of 64"},
           {"token_ids {}", kInvalid, "token_ids: expected at least 1 id, found 0"},
           {"token_ids { ids: [0, 99] }", kOk, ""},
           {"token_ids { ids: [0, 100] }", kInvalid,
@@ -87,7 +92,8 @@ TEST(RequestValidationTest, Prompt) {
            "prompt of 49 tokens + max_tokens of 16 is beyond the context of 64 tokens"},
           {"token_ids { ids: 1 } stopping { max_tokens: 63 }", kOk, ""},
           {"token_ids { ids: 1 } stopping { max_tokens: 64 }", kInvalid, "max_tokens of 64"},
-          {"token_ids { ids: 1 } stopping { max_tokens: 4294967295 }", kInvalid, "max_tokens of 4294967295"},
+          {"token_ids { ids: 1 } stopping { max_tokens: 4294967295 }", kInvalid,
+           "max_tokens of 4294967295"},
       },
       TestDeployment(), "");
 }
@@ -96,7 +102,8 @@ TEST(RequestValidationTest, Sampling) {
   Check({
       {"sampling { temperature: 0 }", kOk, ""},
       {"sampling { temperature: 100 }", kOk, ""},
-      {"sampling { temperature: 100.5 }", kInvalid, "sampling.temperature: expected a number in [0, 100], found 100.5"},
+      {"sampling { temperature: 100.5 }", kInvalid,
+       "sampling.temperature: expected a number in [0, 100], found 100.5"},
       {"sampling { temperature: -0.5 }", kInvalid, "sampling.temperature"},
       {"sampling { temperature: nan }", kInvalid, "sampling.temperature"},
       {"sampling { temperature: inf }", kInvalid, "sampling.temperature"},
@@ -115,7 +122,8 @@ TEST(RequestValidationTest, Sampling) {
       {"sampling { n: 2 }", kNotServed, "sampling.n"},
       {"sampling { repetition_penalty: 1 presence_penalty: 0 frequency_penalty: 0 }", kOk, ""},
       {"sampling { repetition_penalty: 1.1 }", kNotServed, "sampling.repetition_penalty"},
-      {"sampling { repetition_penalty: 0 }", kInvalid, "sampling.repetition_penalty: expected a number in (0, 10]"},
+      {"sampling { repetition_penalty: 0 }", kInvalid,
+       "sampling.repetition_penalty: expected a number in (0, 10]"},
       {"sampling { repetition_penalty: nan }", kInvalid, "sampling.repetition_penalty"},
       {"sampling { presence_penalty: 1 }", kNotServed, "sampling.presence_penalty"},
       {"sampling { presence_penalty: 2.5 }", kInvalid, "sampling.presence_penalty"},
@@ -135,17 +143,22 @@ TEST(RequestValidationTest, Stopping) {
       {"stopping { max_tokens: 1 }", kOk, ""},
       {"stopping { max_tokens: 0 }", kInvalid, "stopping.max_tokens: expected at least 1"},
       {"stopping { max_tokens: 0 } output { echo: true }", kNotServed, "output.echo"},
-      {"stopping { max_tokens: 0 } output { prompt_logprobs: 1 }", kNotServed, "output.prompt_logprobs"},
+      {"stopping { max_tokens: 0 } output { prompt_logprobs: 1 }", kNotServed,
+       "output.prompt_logprobs"},
       {"stopping { min_tokens: 16 }", kOk, ""},
-      {"stopping { min_tokens: 17 }", kInvalid, "stopping.min_tokens: expected at most max_tokens 16, found 17"},
+      {"stopping { min_tokens: 17 }", kInvalid,
+       "stopping.min_tokens: expected at most max_tokens 16, found 17"},
       {"stopping { " + Repeat("stop: 's' ", 16) + "}", kOk, ""},
-      {"stopping { " + Repeat("stop: 's' ", 17) + "}", kInvalid, "stopping.stop: expected at most 16 strings, found 17"},
-      {"stopping { stop: 'a' stop: '' }", kInvalid, "stopping.stop[1]: expected 1 to 256 bytes, found 0"},
+      {"stopping { " + Repeat("stop: 's' ", 17) + "}", kInvalid,
+       "stopping.stop: expected at most 16 strings, found 17"},
+      {"stopping { stop: 'a' stop: '' }", kInvalid,
+       "stopping.stop[1]: expected 1 to 256 bytes, found 0"},
       {"stopping { stop: '" + std::string(256, 's') + "' }", kOk, ""},
       {"stopping { stop: '" + std::string(257, 's') + "' }", kInvalid, "stopping.stop[0]"},
       {"stopping { stop_token_ids: 99 }", kOk, ""},
       {"stopping { stop_token_ids: 100 }", kInvalid, "stopping.stop_token_ids[0]"},
-      {"stopping { " + Repeat("stop_token_ids: 1 ", 1025) + "}", kInvalid, "at most 1024 ids, found 1025"},
+      {"stopping { " + Repeat("stop_token_ids: 1 ", 1025) + "}", kInvalid,
+       "at most 1024 ids, found 1025"},
       {"stopping { ignore_eos: true }", kOk, ""},
       {"stopping { include_stop: true }", kNotServed, "stopping.include_stop"},
   });
@@ -161,7 +174,8 @@ TEST(RequestValidationTest, OutputAndAttention) {
       {"output { echo: true }", kNotServed, "output.echo"},
       {"attention { policy: ATTENTION_POLICY_DENSE value_mode: VALUE_MODE_EXACT }", kOk, ""},
       {"attention { policy: ATTENTION_POLICY_SPARSE }", kNotServed, "attention.policy"},
-      {"attention { policy: ATTENTION_POLICY_INFINIGEN }", kNotServed, "ATTENTION_POLICY_INFINIGEN"},
+      {"attention { policy: ATTENTION_POLICY_INFINIGEN }", kNotServed,
+       "ATTENTION_POLICY_INFINIGEN"},
       {"attention { policy: ATTENTION_POLICY_FORECAST }", kNotServed, "attention.policy"},
       {"attention { value_mode: VALUE_MODE_SAMPLED }", kNotServed, "attention.value_mode"},
       {"attention { top_k_blocks: 0 }", kNotServed, "attention.top_k_blocks"},
@@ -172,7 +186,8 @@ TEST(RequestValidationTest, OutputAndAttention) {
 TEST(RequestValidationTest, UnknownEnumNumbers) {
   v1::CompleteRequest request = Parse("text: 'a'");
   request.mutable_attention()->set_policy(static_cast<v1::AttentionPolicy>(9));
-  EXPECT_EQ(Validate(request, TestDeployment()).status().message(), "attention.policy: unknown enum number 9");
+  EXPECT_EQ(Validate(request, TestDeployment()).status().message(),
+            "attention.policy: unknown enum number 9");
   request = Parse("text: 'a'");
   request.mutable_attention()->set_value_mode(static_cast<v1::ValueMode>(-3));
   EXPECT_EQ(Validate(request, TestDeployment()).status().code(), kInvalid);
@@ -200,12 +215,13 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
   EXPECT_TRUE(result->encode.add_special_tokens);
   EXPECT_TRUE(result->encode.parse_special);
   EXPECT_TRUE(result->output.skip_special_tokens);
-  result = Validate(Parse("text: 'a' request_id: 'r' cache_salt: 's' bypass_prefix_cache: true "
-                          "add_special_tokens: false parse_special: false "
-                          "sampling { temperature: 0.5 top_k: 3 top_p: 0.25 min_p: 0.125 seed: 7 } "
-                          "stopping { max_tokens: 9 min_tokens: 2 stop: 'x' stop_token_ids: 4 ignore_eos: true } "
-                          "output { token_ids: true progress: true skip_special_tokens: false }"),
-                    TestDeployment());
+  result = Validate(
+      Parse("text: 'a' request_id: 'r' cache_salt: 's' bypass_prefix_cache: true "
+            "add_special_tokens: false parse_special: false "
+            "sampling { temperature: 0.5 top_k: 3 top_p: 0.25 min_p: 0.125 seed: 7 } "
+            "stopping { max_tokens: 9 min_tokens: 2 stop: 'x' stop_token_ids: 4 ignore_eos: true } "
+            "output { token_ids: true progress: true skip_special_tokens: false }"),
+      TestDeployment());
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->request_id, "r");
   EXPECT_EQ(result->cache_salt, "s");

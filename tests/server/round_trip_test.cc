@@ -20,7 +20,8 @@ namespace {
 class EngineUnderFront final : public EngineEntry {
  public:
   explicit EngineUnderFront(const engine::EngineOptions& options)
-      : engine(options, {FakeTokenizer::kEnd}, std::make_unique<FakeRunner>(&gate), &tokenizer_, &clock_) {}
+      : engine(options, {FakeTokenizer::kEnd}, std::make_unique<FakeRunner>(&gate), &tokenizer_,
+               &clock_) {}
   absl::Status Submit(std::shared_ptr<engine::Request> request) override {
     return engine.Submit(std::move(request));
   }
@@ -111,10 +112,12 @@ TEST_F(RoundTripTest, StopsAndReusesAPrefix) {
     EXPECT_TRUE(AllBlocksAreBack());
   }
   request.set_bypass_prefix_cache(true);
-  EXPECT_EQ(Complete(server_.stub.get(), request).messages.back().finished().usage().cached_tokens(), 0u);
+  EXPECT_EQ(
+      Complete(server_.stub.get(), request).messages.back().finished().usage().cached_tokens(), 0u);
   request.set_bypass_prefix_cache(false);
   request.set_cache_salt("tenant");
-  EXPECT_EQ(Complete(server_.stub.get(), request).messages.back().finished().usage().cached_tokens(), 0u);
+  EXPECT_EQ(
+      Complete(server_.stub.get(), request).messages.back().finished().usage().cached_tokens(), 0u);
 }
 
 TEST_F(RoundTripTest, ANumberThatIsNotFiniteEndsOneRequest) {
@@ -148,7 +151,8 @@ TEST_F(RoundTripTest, TextBothWays) {
   grpc::ClientContext context;
   const grpc::Status status = server_.stub->Detokenize(&context, detokenize, &text);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), "ids[4]: expected an id below the vocabulary size 258, found 258");
+  EXPECT_EQ(status.error_message(),
+            "ids[4]: expected an id below the vocabulary size 258, found 258");
 }
 
 TEST_F(RoundTripTest, AnAnswerBeyondTheLimitIsRefused) {
@@ -211,8 +215,9 @@ TEST_F(RoundTripTest, ADrainEndsEveryStreamOnce) {
   std::vector<Received> results(24);
   std::vector<std::thread> clients;
   for (size_t i = 0; i < results.size(); ++i) {
-    clients.emplace_back(
-        [this, i, &results] { results[i] = Complete(server_.stub.get(), Greedy("a", i % 2 == 0 ? 3 : 3000)); });
+    clients.emplace_back([this, i, &results] {
+      results[i] = Complete(server_.stub.get(), Greedy("a", i % 2 == 0 ? 3 : 3000));
+    });
   }
   EXPECT_TRUE(Eventually([&] { return engine_.engine.stats().accepted == results.size(); }));
   server_.service().StopAdmitting();
@@ -225,10 +230,12 @@ TEST_F(RoundTripTest, ADrainEndsEveryStreamOnce) {
     EXPECT_EQ(finished, result.status.ok());
     if (result.status.ok()) continue;
     ++cut;
-    EXPECT_EQ(result.status.error_code(), grpc::StatusCode::UNAVAILABLE) << result.status.error_message();
+    EXPECT_EQ(result.status.error_code(), grpc::StatusCode::UNAVAILABLE)
+        << result.status.error_message();
   }
   EXPECT_GE(cut, results.size() - 8);  // the queue beyond the batch ends at once
-  EXPECT_EQ(Complete(server_.stub.get(), Greedy("a", 1)).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Complete(server_.stub.get(), Greedy("a", 1)).status.error_code(),
+            grpc::StatusCode::UNAVAILABLE);
   EXPECT_TRUE(AllBlocksAreBack());
 }
 

@@ -36,7 +36,8 @@ class ServerConfigTest : public testing::Test {
     return LoadServerConfig(Write(text), overrides, kMachine);
   }
   // The message without the path of the file.
-  std::string Error(const std::string& text, const std::vector<ConfigOverride>& overrides = {}) const {
+  std::string Error(const std::string& text,
+                    const std::vector<ConfigOverride>& overrides = {}) const {
     const auto config = Load(text, overrides);
     if (config.ok()) return "no error";
     std::string message(config.status().message());
@@ -87,7 +88,8 @@ TEST_F(ServerConfigTest, FlagsOverrideTheFile) {
 }
 
 TEST_F(ServerConfigTest, PrintsWhatItReadsBack) {
-  const auto config = Load("model: '/a \"b\" \\c: # d'\nkv_bytes: 100KiB\nkv_dtype: float16\nstall_limit: 90s\n");
+  const auto config =
+      Load("model: '/a \"b\" \\c: # d'\nkv_bytes: 100KiB\nkv_dtype: float16\nstall_limit: 90s\n");
   ASSERT_TRUE(config.ok()) << config.status();
   const std::string printed = FormatServerConfig(*config);
   const auto again = Load(printed);
@@ -103,8 +105,9 @@ TEST_F(ServerConfigTest, PrintsWhatItReadsBack) {
 TEST_F(ServerConfigTest, RefusesEveryMisspelledKeyAndNamesTheNearest) {
   for (const std::string& key : ServerConfigKeys()) {
     for (size_t i = 0; i < key.size(); ++i) {
-      for (const std::string& wrong : {key.substr(0, i) + "Q" + key.substr(i + 1), key.substr(0, i) + key.substr(i + 1),
-                                       key.substr(0, i) + "Q" + key.substr(i)}) {
+      for (const std::string& wrong :
+           {key.substr(0, i) + "Q" + key.substr(i + 1), key.substr(0, i) + key.substr(i + 1),
+            key.substr(0, i) + "Q" + key.substr(i)}) {
         EXPECT_EQ(Error("\n" + wrong + ": 1\n"),
                   "augur.yaml:2: unknown key \"" + wrong + "\", the nearest is \"" + key + "\"");
       }
@@ -115,22 +118,29 @@ TEST_F(ServerConfigTest, RefusesEveryMisspelledKeyAndNamesTheNearest) {
 TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
   EXPECT_EQ(Error("threads: 1\nbatch: 0\n"),
             "augur.yaml:2: batch: expected an integer from 1 to 1024, found \"0\"");
-  EXPECT_EQ(Error("batch: many"), "augur.yaml:1: batch: expected an integer from 1 to 1024, found \"many\"");
-  EXPECT_EQ(Error("batch: 1.5"), "augur.yaml:1: batch: expected an integer from 1 to 1024, found \"1.5\"");
-  EXPECT_EQ(Error("batch: [1, 2]"), "augur.yaml:1: batch: expected one value, found a list or a map");
+  EXPECT_EQ(Error("batch: many"),
+            "augur.yaml:1: batch: expected an integer from 1 to 1024, found \"many\"");
+  EXPECT_EQ(Error("batch: 1.5"),
+            "augur.yaml:1: batch: expected an integer from 1 to 1024, found \"1.5\"");
+  EXPECT_EQ(Error("batch: [1, 2]"),
+            "augur.yaml:1: batch: expected one value, found a list or a map");
   EXPECT_EQ(Error("batch:"), "augur.yaml:1: batch: expected one value, found nothing");
   EXPECT_EQ(Error("batch: 1\nbatch: 2"), "augur.yaml:2: \"batch\" is given twice");
-  EXPECT_EQ(Error("prefix_cache: maybe"), "augur.yaml:1: prefix_cache: expected true or false, found \"maybe\"");
+  EXPECT_EQ(Error("prefix_cache: maybe"),
+            "augur.yaml:1: prefix_cache: expected true or false, found \"maybe\"");
   EXPECT_EQ(Error("kv_bytes: 10 potatoes"),
-            "augur.yaml:1: kv_bytes: expected a size (bytes, or a number with KiB, MiB, GiB or TiB) from 1KiB to "
+            "augur.yaml:1: kv_bytes: expected a size (bytes, or a number with KiB, MiB, GiB or "
+            "TiB) from 1KiB to "
             "64TiB, found \"10 potatoes\"");
   EXPECT_EQ(Error("drain_limit: 30"),
-            "augur.yaml:1: drain_limit: expected a duration (a number with ms, s, m or h) from 0 to 24h, found "
+            "augur.yaml:1: drain_limit: expected a duration (a number with ms, s, m or h) from 0 "
+            "to 24h, found "
             "\"30\"");
   EXPECT_EQ(Error("kv_dtype: int8"),
             "augur.yaml:1: kv_dtype: expected auto, float32, bfloat16 or float16, found \"int8\"");
   EXPECT_EQ(Error("listen: 50051"),
-            "augur.yaml:1: listen: expected HOST:PORT with a port from 0 to 65535, e.g. 127.0.0.1:50051, found "
+            "augur.yaml:1: listen: expected HOST:PORT with a port from 0 to 65535, e.g. "
+            "127.0.0.1:50051, found "
             "\"50051\"");
   EXPECT_EQ(Error("batch: 500\nbatched_tokens: 512"),
             "augur.yaml: batched_tokens: expected at least batch + 64 = 564, found 512");
@@ -145,7 +155,8 @@ TEST_F(ServerConfigTest, RefusesWhatIsNoMap) {
   EXPECT_TRUE(Load("").ok());
   EXPECT_TRUE(Load("# nothing\n").ok());
   const auto missing = LoadServerConfig("/no/such/file.yaml", {}, kMachine);
-  EXPECT_EQ(std::string(missing.status().message()).substr(0, 40), "/no/such/file.yaml: cannot read the file");
+  EXPECT_EQ(std::string(missing.status().message()).substr(0, 40),
+            "/no/such/file.yaml: cannot read the file");
 }
 
 TEST_F(ServerConfigTest, LimitsOfTheContainerCount) {
@@ -192,7 +203,8 @@ TEST(ConfigValuesTest, RoundTrips) {
 TEST(HostPortTest, TakesAndRefuses) {
   EXPECT_EQ(ParseHostPort("[::1]:80")->host, "[::1]");
   EXPECT_EQ(ParseHostPort("localhost:0")->port, 0);
-  for (const char* wrong : {"", ":80", "host", "host:", "host:70000", "host:-1", "::1:80", "a,b:1", "h:1x"}) {
+  for (const char* wrong :
+       {"", ":80", "host", "host:", "host:70000", "host:-1", "::1:80", "a,b:1", "h:1x"}) {
     EXPECT_FALSE(ParseHostPort(wrong).ok()) << wrong;
   }
 }

@@ -34,17 +34,27 @@ TEST_F(WireMessageTest, NamesTheFieldThatIsNotUtf8) {
   EXPECT_EQ(ErrorOf("\x0a\x01\xff"), "request_id" + not_utf8);
   EXPECT_EQ(ErrorOf("\x12\x02\xc3\x28"), "model" + not_utf8);
   EXPECT_EQ(ErrorOf("\x1a\x03\xed\xa0\x80"), "text" + not_utf8);  // a surrogate
-  EXPECT_EQ(ErrorOf("\x1a\x01" "a" "\x32\x06\x1a\x01" "b" "\x1a\x01\x80"), "stopping.stop" + not_utf8);
+  EXPECT_EQ(ErrorOf("\x1a\x01"
+                    "a"
+                    "\x32\x06\x1a\x01"
+                    "b"
+                    "\x1a\x01\x80"),
+            "stopping.stop" + not_utf8);
   EXPECT_EQ(ErrorOf("\x52\x01\xfe"), "cache_salt" + not_utf8);
 }
 
 TEST_F(WireMessageTest, TellsMalformedBytes) {
   const std::string malformed =
-      "CompleteRequest: expected a protobuf message of augur.v1.CompleteRequest, found bytes that do not parse";
-  EXPECT_EQ(ErrorOf("\x1a\x05" "ab"), malformed);          // shorter than it says
+      "CompleteRequest: expected a protobuf message of augur.v1.CompleteRequest, found bytes that "
+      "do not parse";
+  EXPECT_EQ(ErrorOf("\x1a\x05"
+                    "ab"),
+            malformed);  // shorter than it says
   EXPECT_EQ(ErrorOf("\xff\xff\xff"), malformed);
   EXPECT_EQ(ErrorOf(std::string("\x00\x01", 2)), malformed);  // field number 0
-  EXPECT_EQ(ErrorOf("\x32\x7f\x1a\x01" "b"), malformed);   // a message that ends too early
+  EXPECT_EQ(ErrorOf("\x32\x7f\x1a\x01"
+                    "b"),
+            malformed);  // a message that ends too early
   EXPECT_EQ(ErrorOf("\x1a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), malformed);
 }
 

@@ -94,14 +94,14 @@ CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& reque
                    const CallOptions& options) {
   CallResult result;
   StreamCheck check(&result);
-  grpc::ClientContext context;
+  grpc::ClientContext own;
+  grpc::ClientContext& context = options.context == nullptr ? own : *options.context;
   if (options.deadline) context.set_deadline(std::chrono::system_clock::now() + *options.deadline);
   const auto reader = stub->Complete(&context, request);
   int messages = 0;
-  if (options.on_message) options.on_message(messages, &context);
   for (v1::CompleteResponse response; reader->Read(&response);) {
     check.Take(response);
-    if (options.on_message) options.on_message(++messages, &context);
+    if (options.on_message) options.on_message(++messages);
   }
   result.status = reader->Finish();
   for (const auto& [key, value] : context.GetServerTrailingMetadata()) {

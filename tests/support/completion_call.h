@@ -1,8 +1,10 @@
 // One Complete call from its start to its status, everything that came noted.
 //
-// Thread: a call is made and read by one thread; Cancel may come from another. Ownership: values.
+// Thread: one thread makes and reads a call. Ownership: values.
 // Failure: the status of the call; breaches of the stream's own rules are in `faults`.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <chrono>
 #include <functional>
@@ -34,9 +36,11 @@ struct CallResult {
 };
 
 struct CallOptions {
-  std::optional<std::chrono::milliseconds> deadline;
-  // Called after every message with how many have come; before the first one with 0.
-  std::function<void(int messages, grpc::ClientContext* context)> on_message;
+  std::optional<std::chrono::milliseconds> deadline = std::nullopt;
+  // Called after every message with how many have come.
+  std::function<void(int messages)> on_message = nullptr;
+  // The caller's, where it wants to cancel; made anew otherwise.
+  grpc::ClientContext* context = nullptr;
 };
 
 CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& request,

@@ -1,0 +1,153 @@
+"""A Python client with stubs made from the proto: calls, statuses, health, reflection."""
+
+import pathlib
+import sys
+import threading
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support import daemon as support  # noqa: E402  (the path is set above)
+
+support.parse_settings()
+
+import grpc  # noqa: E402
+from augur.v1 import completions_pb2 as pb  # noqa: E402
+from augur.v1 import completions_pb2_grpc as rpc  # noqa: E402
+from grpc.health.v1 import health_pb2, health_pb2_grpc  # noqa: E402
+from grpc.reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # noqa: E402
+
+PROMPT = "The configuration file consists of lines with a key and a value."
+
+
+def greedy(text, max_tokens, **fields):
+    return pb.CompleteRequest(text=text, sampling=pb.SamplingParams(temperature=0),
+                              stopping=pb.StoppingCriteria(max_tokens=max_tokens, ignore_eos=True), **fields)
+
+
+class PythonClientTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = support.Daemon()
+        cls.channel = grpc.insecure_channel(cls.daemon.address, options=[("grpc.enable_http_proxy", 0)])
+        cls.stub = rpc.CompletionsStub(cls.channel)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.channel.close()
+        status = cls.daemon.terminate()
+        cls.daemon.kill()
+        assert status == 0, status
+
+    def complete(self, request, **options):
+        return list(self.stub.Complete(request, **options))
+
+    def text(self, request):
+        return "".join(message.chunk.text for message in self.complete(request))
+
+    def test_order_of_a_stream(self):
+        request = greedy(PROMPT * 60, 8, output=pb.OutputOptions(progress=True), bypass_prefix_cache=True)
+        kinds = [message.WhichOneof("event") for message in self.complete(request)]
+        self.assertEqual(kinds[0], "accepted")
+        self.assertEqual(kinds[-1], "finished")
+        middle = kinds[1:-1]
+        self.assertGreaterEqual(middle.count("progress"), 2)
+        self.assertEqual(middle, ["progress"] * middle.count("progress") + ["chunk"] * middle.count("chunk"))
+
+    def test_text_that_is_not_utf8(self):
+        raw = self.channel.unary_stream("/augur.v1.Completions/Complete", request_serializer=None,
+                                        response_deserializer=pb.CompleteResponse.FromString)
+        message = b"\x1a\x03a\xffb"  # field 3, text
+        with self.assertRaises(grpc.RpcError) as refusal:
+            list(raw(message))
+        self.assertEqual(refusal.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertIn("text", refusal.exception.details())
+        with self.assertRaises(grpc.RpcError) as refusal:
+            list(raw(b"\xff\xff\xff"))
+        self.assertEqual(refusal.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+
+    def test_unbuilt_field(self):
+        with self.assertRaises(grpc.RpcError) as refusal:
+            self.complete(pb.CompleteRequest(text=PROMPT, output=pb.OutputOptions(echo=True)))
+        self.assertEqual(refusal.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
+        self.assertIn("echo", refusal.exception.details())
+
+    def test_deadline(self):
+        with self.assertRaises(grpc.RpcError) as end:
+            self.complete(greedy(PROMPT, 8000), timeout=0.2)
+        self.assertEqual(end.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def test_cancel_frees(self):
+        call = self.stub.Complete(greedy(PROMPT, 8000))
+        for _ in range(5):
+            next(call)
+        call.cancel()
+        self.assertTrue(support.eventually(lambda: self.daemon.metric("augur_open_streams") == 0))
+        self.assertTrue(support.eventually(
+            lambda: self.daemon.metric('augur_kv_blocks{model_name="demo-9m",state="held"}') == 0))
+
+    def test_alone_and_together(self):
+        prompts = [PROMPT + " Number %d." % number for number in range(16)]
+        alone = [self.text(greedy(prompt, 30)) for prompt in prompts]
+        together = [None] * len(prompts)
+
+        def ask(index):
+            together[index] = self.text(greedy(prompts[index], 30, bypass_prefix_cache=True))
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(together, alone)
+
+    def test_tokenize_and_back(self):
+        text = "Größe: 42 \U0001f600 <|end|>"
+        tokens = self.stub.Tokenize(pb.TokenizeRequest(text=text, add_special_tokens=False, parse_special=False))
+        self.assertEqual(b"".join(tokens.tokens).decode(), text)
+        self.assertEqual(self.stub.Detokenize(pb.DetokenizeRequest(ids=tokens.ids)).text, text)
+        self.assertEqual(tokens.max_context, 8192)
+        special = self.stub.Tokenize(pb.TokenizeRequest(text="<|end|>"))
+        self.assertEqual(list(special.ids), [0, 1])
+
+    def test_get_model(self):
+        model = self.stub.GetModel(pb.GetModelRequest())
+        self.assertEqual((model.model, model.family, model.vocab_size, model.max_context),
+                         ("demo-9m", "llama", 4096, 8192))
+        self.assertTrue(model.text)
+        self.assertEqual(list(model.policies), [pb.ATTENTION_POLICY_DENSE])
+
+    def test_health(self):
+        health = health_pb2_grpc.HealthStub(self.channel)
+        for service in ("", "augur.v1.Completions", "live"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+            self.assertEqual(answer.status, health_pb2.HealthCheckResponse.SERVING, service)
+
+    def test_reflection_lists_the_services(self):
+        reflection = reflection_pb2_grpc.ServerReflectionStub(self.channel)
+        requests = [reflection_pb2.ServerReflectionRequest(list_services=""),
+                    reflection_pb2.ServerReflectionRequest(file_containing_symbol="augur.v1.Completions")]
+        listed, described = reflection.ServerReflectionInfo(iter(requests))
+        names = {service.name for service in listed.list_services_response.service}
+        self.assertLessEqual({"augur.v1.Completions", "grpc.health.v1.Health"}, names)
+        self.assertIn(b"CompleteRequest", described.file_descriptor_response.file_descriptor_proto[0])
+
+    def test_reflection_can_be_closed(self):
+        with support.Daemon("--no-reflection") as daemon, \
+                grpc.insecure_channel(daemon.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+            with self.assertRaises(grpc.RpcError) as refusal:
+                list(reflection.ServerReflectionInfo(
+                    iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
+            self.assertEqual(refusal.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+
+    def test_metrics_page(self):
+        page = self.daemon.metrics()
+        for name in ("augur_requests_total{", "augur_time_to_first_token_seconds_bucket{", "augur_kv_blocks{",
+                     "vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc{",
+                     "vllm:cache_config_info{", "vllm:lora_requests_info{"):
+            self.assertIn("\n" + name, page)
+        self.assertIn('engine="0"', page)
+
+
+if __name__ == "__main__":
+    unittest.main()
