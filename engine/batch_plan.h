@@ -10,15 +10,15 @@ namespace augur::engine {
 
 struct PlannedSegment {
   memory::SequenceId sequence = 0;
-  int num_tokens = 0;      // computed in this step
-  int blocks_after = 0;    // table length that they need
-  bool samples = false;    // reaches the sequence's last token, so a new one is drawn
+  int num_tokens = 0;    // computed in this step
+  int blocks_after = 0;  // table length that they need
+  bool samples = false;  // reaches the sequence's last token, so a new one is drawn
 };
 
 struct PlannedAdmission {
   memory::SequenceId sequence = 0;
-  int hit_blocks = 0;      // taken from the prefix cache
-  int total_blocks = 0;    // table length at the start: the whole current length
+  int hit_blocks = 0;    // taken from the prefix cache
+  int total_blocks = 0;  // table length at the start: the whole current length
 };
 
 // Applied in this order: preemptions, admissions, segments.

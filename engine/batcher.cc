@@ -24,8 +24,11 @@ struct PrefillWork {
 class StepPlanner {
  public:
   StepPlanner(const BatchState& state, const BatchLimits& limits)
-      : state_(state), limits_(limits), available_(state.available_blocks),
-        rows_left_(limits.max_batched_tokens), num_kept_(state.running.size()) {
+      : state_(state),
+        limits_(limits),
+        available_(state.available_blocks),
+        rows_left_(limits.max_batched_tokens),
+        num_kept_(state.running.size()) {
     AUGUR_CHECK(limits.max_batched_tokens >= limits.max_batch + kernels::kBlockTokens);
     AUGUR_CHECK(static_cast<int>(state.running.size()) <= limits.max_batch);
   }

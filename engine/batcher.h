@@ -1,13 +1,17 @@
-// The continuous batcher: who runs in the next step and how far. A pure function over views, so that every
-// rule can be tested and simulated without a model.
+// The continuous batcher: who runs in the next step and how far. A pure function over views, so
+// that every rule can be tested and simulated without a model.
 //
 // Rules, each against a fault that others have shipped:
-//   1. Decodes come before everything, oldest first; when blocks run out the youngest running sequence is
-//      preempted, be it the one that asked. The oldest is therefore never preempted and always moves.
+//   1. Decodes come before everything, oldest first; when blocks run out the youngest running
+//   sequence is
+//      preempted, be it the one that asked. The oldest is therefore never preempted and always
+//      moves.
 //   2. Nothing is admitted in a step that preempts.
-//   3. Admission is first come, first served by age (preempted sequences are older than new ones), and only
+//   3. Admission is first come, first served by age (preempted sequences are older than new ones),
+//   and only
 //      when the whole current length fits with a spare block for every sequence that runs already.
-//   4. What is left of the row budget goes to prefill: the oldest gets at least half of it, the others follow
+//   4. What is left of the row budget goes to prefill: the oldest gets at least half of it, the
+//   others follow
 //      by least remaining work, so that one long prompt neither starves nor blocks short ones.
 //   5. Chunks end on the 64-token grid of the sequence or at its end.
 // A paused sequence (slow reader) keeps its blocks and takes no rows; it can be preempted.
@@ -37,8 +41,8 @@ struct RunningView {
 struct WaitingView {
   memory::SequenceId id = 0;
   int num_tokens = 0;
-  int hit_blocks = 0;          // prefix hit, leaving at least one token to compute
-  int cost_blocks = 0;         // what admission would take from available_blocks
+  int hit_blocks = 0;   // prefix hit, leaving at least one token to compute
+  int cost_blocks = 0;  // what admission would take from available_blocks
 };
 
 struct BatchState {

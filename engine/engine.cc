@@ -12,8 +12,8 @@ namespace {
 
 absl::Status DrainingError() { return absl::UnavailableError("the server is shutting down"); }
 
-// How long an engine that has sequences but can run none of them sleeps at most: a reader that catches up or
-// goes away pokes it, so this only bounds the harm of a lost wake-up.
+// How long an engine that has sequences but can run none of them sleeps at most: a reader that
+// catches up or goes away pokes it, so this only bounds the harm of a lost wake-up.
 constexpr int64_t kLongestNapNs = 100 * memory::kNsPerMs;
 
 }  // namespace
@@ -21,7 +21,9 @@ constexpr int64_t kLongestNapNs = 100 * memory::kNsPerMs;
 Engine::Engine(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
                std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer,
                const memory::Clock* clock)
-    : options_(options), clock_(clock), runner_(std::move(runner)),
+    : options_(options),
+      clock_(clock),
+      runner_(std::move(runner)),
       emitter_(tokenizer, &stats_, clock),
       core_(options, std::move(eos_token_ids), runner_.get(), &emitter_, &stats_, clock),
       thread_([this] { RunLoop(); }) {}
@@ -43,14 +45,15 @@ absl::Status Engine::Submit(std::shared_ptr<Request> request) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (draining_) return DrainingError();
     if (reserved_requests_ >= options_.max_queued_requests) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the queue holds ", reserved_requests_, " requests, its limit is ", options_.max_queued_requests));
+      return absl::ResourceExhaustedError(absl::StrCat("the queue holds ", reserved_requests_,
+                                                       " requests, its limit is ",
+                                                       options_.max_queued_requests));
     }
     // An empty queue takes any prompt that fits the context, else it could never be served.
     if (reserved_requests_ > 0 && reserved_tokens_ + prompt > options_.max_queued_tokens) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("the queue holds ", reserved_tokens_, " prompt tokens and the request has ", prompt,
-                       ", its limit is ", options_.max_queued_tokens));
+          absl::StrCat("the queue holds ", reserved_tokens_, " prompt tokens and the request has ",
+                       prompt, ", its limit is ", options_.max_queued_tokens));
     }
     reserved_requests_ += 1;
     reserved_tokens_ += prompt;

@@ -1,10 +1,11 @@
-// The engine: a thread that admits, plans, runs and retires, and a thread that turns tokens into text.
+// The engine: a thread that admits, plans, runs and retires, and a thread that turns tokens into
+// text.
 //
-// Thread: Submit, Wake, BeginDrain, stats and CountCachedTokens from any; everything else happens on the
-// engine's own threads. The model runner and KV manager belong to the engine thread alone.
+// Thread: Submit, Wake, BeginDrain, stats and CountCachedTokens from any; everything else happens
+// on the engine's own threads. The model runner and KV manager belong to the engine thread alone.
 // Ownership: the engine owns the runner; requests are shared (engine/request.h).
-// Failure: Submit returns a status and the request is untouched; after an OK Submit the request's sink gets
-// exactly one terminal call, whatever happens, before the engine is destroyed.
+// Failure: Submit returns a status and the request is untouched; after an OK Submit the request's
+// sink gets exactly one terminal call, whatever happens, before the engine is destroyed.
 #pragma once
 
 #include <atomic>
@@ -31,7 +32,8 @@ class Engine {
  public:
   // `tokenizer` may be null (token ids only) and outlives the engine, as does `clock`.
   Engine(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
-         std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer, const memory::Clock* clock);
+         std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer,
+         const memory::Clock* clock);
   // Ends what is left with UNAVAILABLE.
   ~Engine();
 
@@ -45,19 +47,21 @@ class Engine {
   // Tells the engine thread that a request's atomics changed, so that an idle engine looks at them.
   void Wake();
 
-  // No new work from now on: what is queued ends UNAVAILABLE at once, what runs goes on until `deadline_ns`
-  // of the clock and then ends UNAVAILABLE. Returns at once; idle() tells when it is over. A second call may
-  // bring the deadline forward.
+  // No new work from now on: what is queued ends UNAVAILABLE at once, what runs goes on until
+  // `deadline_ns` of the clock and then ends UNAVAILABLE. Returns at once; idle() tells when it is
+  // over. A second call may bring the deadline forward.
   void BeginDrain(int64_t deadline_ns);
   // Nothing queued, nothing running, and every sink has had its terminal call.
   bool idle() const;
 
   // Prefix hit that `keys` would have now, in tokens, at most prompt_tokens - 1. Any thread.
-  uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys, uint32_t prompt_tokens) const;
+  uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys,
+                             uint32_t prompt_tokens) const;
 
   const EngineStats& stats() const { return stats_; }
   const EngineOptions& options() const { return options_; }
-  // Nanoseconds since the engine thread last finished a turn of its loop while it had work; 0 when idle.
+  // Nanoseconds since the engine thread last finished a turn of its loop while it had work; 0 when
+  // idle.
   int64_t StalledNs() const;
 
  private:
@@ -81,7 +85,8 @@ class Engine {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Request>> inbox_;
-  int reserved_requests_ = 0;       // accepted, not yet admitted or ended: inbox, queue and Submits under way
+  int reserved_requests_ =
+      0;  // accepted, not yet admitted or ended: inbox, queue and Submits under way
   int64_t reserved_tokens_ = 0;
   bool draining_ = false;
   int64_t drain_deadline_ns_ = kNoDeadline;

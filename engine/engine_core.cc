@@ -14,16 +14,16 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = request.stopping.max_tokens;
   const int64_t total = prompt + max_tokens;
-  const std::string numbers = absl::StrCat("prompt has ", prompt, " tokens and max_tokens is ", max_tokens,
-                                           ": together ", total);
+  const std::string numbers = absl::StrCat("prompt has ", prompt, " tokens and max_tokens is ",
+                                           max_tokens, ": together ", total);
   if (total > options.max_context) {
     return absl::InvalidArgumentError(
         absl::StrCat(numbers, ", the context is ", options.max_context, " tokens"));
   }
   if (BlocksFor(total) > options.num_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat(numbers, ", the KV pool holds ",
-                                                   int64_t{options.num_blocks} * kernels::kBlockTokens,
-                                                   " tokens (kv_bytes)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(numbers, ", the KV pool holds ",
+                     int64_t{options.num_blocks} * kernels::kBlockTokens, " tokens (kv_bytes)"));
   }
   return absl::OkStatus();
 }
@@ -31,8 +31,13 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options) {
 EngineCore::EngineCore(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
                        ModelRunner* runner, TokenOutput* output, EngineStats* stats,
                        const memory::Clock* clock)
-    : options_(options), eos_token_ids_(std::move(eos_token_ids)), runner_(runner), output_(output),
-      stats_(stats), clock_(clock), kv_(options.num_blocks) {
+    : options_(options),
+      eos_token_ids_(std::move(eos_token_ids)),
+      runner_(runner),
+      output_(output),
+      stats_(stats),
+      clock_(clock),
+      kv_(options.num_blocks) {
   row_tokens_.reserve(options.max_batched_tokens);
   stats_->blocks_total = kv_.num_blocks();
   ExportGauges();
@@ -98,9 +103,10 @@ absl::Status EngineCore::VerdictOn(Sequence* sequence, int64_t now_ns) const {
     return absl::CancelledError("the client went away");
   }
   if (now_ns >= request.deadline_ns) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("deadline passed ", sequence->admitted_before() ? "while generating, after " : "in the queue, after ",
-                     sequence->num_generated(), " tokens"));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "deadline passed ",
+        sequence->admitted_before() ? "while generating, after " : "in the queue, after ",
+        sequence->num_generated(), " tokens"));
   }
   if (!request.paused.load(std::memory_order_acquire)) {
     sequence->paused_since_ns = RequestTimes::kUnset;
@@ -108,9 +114,9 @@ absl::Status EngineCore::VerdictOn(Sequence* sequence, int64_t now_ns) const {
   }
   if (sequence->paused_since_ns == RequestTimes::kUnset) sequence->paused_since_ns = now_ns;
   if (now_ns - sequence->paused_since_ns >= options_.slow_reader_timeout_ns) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the client read nothing for ",
-                     options_.slow_reader_timeout_ns / memory::kNsPerMs, " ms (slow_reader_timeout)"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the client read nothing for ", options_.slow_reader_timeout_ns / memory::kNsPerMs,
+        " ms (slow_reader_timeout)"));
   }
   return absl::OkStatus();
 }
@@ -119,8 +125,8 @@ BatchState EngineCore::MakeBatchState() const {
   BatchState state;
   state.available_blocks = kv_.available();
   state.running.reserve(running_.size());
-  // A step takes at most one block for each running sequence; with that many at hand nobody is preempted and
-  // what a preemption would give back need not be counted.
+  // A step takes at most one block for each running sequence; with that many at hand nobody is
+  // preempted and what a preemption would give back need not be counted.
   const bool tight = kv_.available() < static_cast<int>(running_.size());
   for (const auto& [id, sequence] : running_) {
     state.running.push_back({.id = id,
@@ -137,7 +143,8 @@ BatchState EngineCore::MakeBatchState() const {
     if (places-- == 0) break;
     const std::vector<memory::BlockKey>& keys = sequence->request->block_keys;
     const int most = (sequence->num_tokens() - 1) / kernels::kBlockTokens;
-    const std::span<const memory::BlockKey> usable(keys.data(), std::min<size_t>(keys.size(), most));
+    const std::span<const memory::BlockKey> usable(keys.data(),
+                                                   std::min<size_t>(keys.size(), most));
     const int hits = kv_.CountCached(usable);
     state.waiting.push_back(
         {.id = id,
@@ -186,8 +193,8 @@ bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepRe
     sequence.cached_tokens = sequence.num_computed;
     sequence.high_water = sequence.num_computed;
     stats_->cached_tokens += sequence.num_computed;
-    stats_->queue_seconds.Observe(
-        static_cast<double>(now_ns - sequence.times.arrival_ns) / memory::kNsPerSecond);
+    stats_->queue_seconds.Observe(static_cast<double>(now_ns - sequence.times.arrival_ns) /
+                                  memory::kNsPerSecond);
     report->left_queue_requests += 1;
     report->left_queue_tokens += sequence.num_prompt();
   }
@@ -264,7 +271,8 @@ void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, in
   }
   if (!planned.samples) return;
   if (token == kernels::kNotFinite) {
-    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"), nullptr);
+    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"),
+            nullptr);
     return;
   }
   AppendToken(sequence, token, now_ns);
@@ -285,11 +293,11 @@ void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) 
   stats_->generated_tokens += 1;
   if (sequence->times.first_token_ns == RequestTimes::kUnset) {
     sequence->times.first_token_ns = now_ns;
-    stats_->first_token_seconds.Observe(
-        static_cast<double>(now_ns - sequence->times.arrival_ns) / memory::kNsPerSecond);
+    stats_->first_token_seconds.Observe(static_cast<double>(now_ns - sequence->times.arrival_ns) /
+                                        memory::kNsPerSecond);
   } else {
-    stats_->inter_token_seconds.Observe(
-        static_cast<double>(now_ns - sequence->last_token_ns) / memory::kNsPerSecond);
+    stats_->inter_token_seconds.Observe(static_cast<double>(now_ns - sequence->last_token_ns) /
+                                        memory::kNsPerSecond);
   }
   sequence->last_token_ns = now_ns;
 

@@ -1,6 +1,6 @@
-// The engine as a state machine without threads or a clock of its own: accepted requests go in, every Step
-// sweeps, plans, runs and updates, events come out. Engine wraps it in a thread; the simulation drives it in
-// virtual time.
+// The engine as a state machine without threads or a clock of its own: accepted requests go in,
+// every Step sweeps, plans, runs and updates, events come out. Engine wraps it in a thread; the
+// simulation drives it in virtual time.
 //
 // Thread: one owner; CountCachedTokens alone may be called from any.
 // Ownership: runner, output and stats are the caller's and outlive the core.
@@ -27,14 +27,15 @@ namespace augur::engine {
 
 // What a step did to the queue and whether there is reason to call again at once.
 struct StepReport {
-  int rows = 0;                    // computed
-  bool moved = false;              // something ran, came or went: another step may have more to do
-  int left_queue_requests = 0;     // admitted for the first time or ended before that
-  int64_t left_queue_tokens = 0;   // their prompt tokens
+  int rows = 0;                   // computed
+  bool moved = false;             // something ran, came or went: another step may have more to do
+  int left_queue_requests = 0;    // admitted for the first time or ended before that
+  int64_t left_queue_tokens = 0;  // their prompt tokens
 };
 
-// INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens beyond the
-// context or beyond the whole KV pool. Whatever passes will run, however long the queue: see batcher.h.
+// INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens
+// beyond the context or beyond the whole KV pool. Whatever passes will run, however long the queue:
+// see batcher.h.
 absl::Status CheckFits(const Request& request, const EngineOptions& options);
 
 class EngineCore {
@@ -51,11 +52,12 @@ class EngineCore {
   StepReport EndAll(const absl::Status& status);
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
-  // The earliest instant at which Step has something to do although nothing can run (a deadline, a slow
-  // reader's limit); kNoDeadline when there is none.
+  // The earliest instant at which Step has something to do although nothing can run (a deadline, a
+  // slow reader's limit); kNoDeadline when there is none.
   int64_t NextTimerNs() const;
 
-  uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys, uint32_t prompt_tokens) const;
+  uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys,
+                             uint32_t prompt_tokens) const;
   const memory::KvManager& kv() const { return kv_; }
   const BatchPlan& last_plan() const { return plan_; }
   // CHECKs the invariants of sequences and blocks against each other (tests and the simulation).

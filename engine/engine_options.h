@@ -1,4 +1,5 @@
-// Every limit and knob of the engine, units in the names. Filled by server/server_config, checked there.
+// Every limit and knob of the engine, units in the names. Filled by server/server_config, checked
+// there.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,13 @@
 namespace augur::engine {
 
 struct EngineOptions {
-  int max_context = 0;                 // tokens of prompt + completion; at most the model's
-  int num_blocks = 0;                  // KV pool, 64 tokens each
-  int max_batch = 32;                  // sequences in a step
-  int max_batched_tokens = 512;        // rows in a step; at least max_batch + 64, so that prefill always moves
-  int max_queued_requests = 256;       // accepted and not yet admitted
-  int64_t max_queued_tokens = 1 << 20; // prompt tokens of those
+  int max_context = 0;  // tokens of prompt + completion; at most the model's
+  int num_blocks = 0;   // KV pool, 64 tokens each
+  int max_batch = 32;   // sequences in a step
+  int max_batched_tokens =
+      512;  // rows in a step; at least max_batch + 64, so that prefill always moves
+  int max_queued_requests = 256;        // accepted and not yet admitted
+  int64_t max_queued_tokens = 1 << 20;  // prompt tokens of those
   bool prefix_cache = true;
   int64_t slow_reader_timeout_ns = 30'000'000'000;
 };

@@ -11,7 +11,15 @@
 namespace augur::engine {
 
 enum class Outcome {  // how a request that was accepted ended; also the label values' order
-  kStop, kLength, kEos, kCancelled, kDeadline, kSlowReader, kDraining, kInternal, kCount
+  kStop,
+  kLength,
+  kEos,
+  kCancelled,
+  kDeadline,
+  kSlowReader,
+  kDraining,
+  kInternal,
+  kCount
 };
 
 struct EngineStats {
@@ -21,16 +29,16 @@ struct EngineStats {
   // Requests.
   std::array<Counter, static_cast<size_t>(Outcome::kCount)> outcomes{};
   Counter accepted{0};
-  Gauge waiting{0};             // in the queue, not yet admitted (preempted ones too)
+  Gauge waiting{0};  // in the queue, not yet admitted (preempted ones too)
   Gauge waiting_tokens{0};
-  Gauge running{0};             // admitted, paused ones included
+  Gauge running{0};  // admitted, paused ones included
   Gauge paused{0};
   Counter preemptions{0};
-  Counter recomputed_tokens{0}; // computed again after a preemption
+  Counter recomputed_tokens{0};  // computed again after a preemption
 
   // Tokens.
-  Counter prompt_tokens{0};     // computed in prefill, first time
-  Counter cached_tokens{0};     // taken from the prefix cache
+  Counter prompt_tokens{0};  // computed in prefill, first time
+  Counter cached_tokens{0};  // taken from the prefix cache
   Counter generated_tokens{0};
   Counter prefix_query_blocks{0};
   Counter prefix_hit_blocks{0};
@@ -50,8 +58,8 @@ struct EngineStats {
   memory::Histogram inter_token_seconds{memory::LatencyBounds()};
   memory::Histogram request_seconds{memory::LatencyBounds()};
   memory::Histogram step_seconds{memory::LatencyBounds()};
-  memory::Histogram batch_size{memory::PowerOfTwoBounds(1024)};      // sequences in a step
-  memory::Histogram step_tokens{memory::PowerOfTwoBounds(65536)};    // rows in a step
+  memory::Histogram batch_size{memory::PowerOfTwoBounds(1024)};    // sequences in a step
+  memory::Histogram step_tokens{memory::PowerOfTwoBounds(65536)};  // rows in a step
   memory::Histogram request_prompt_tokens{memory::PowerOfTwoBounds(1 << 20)};
   memory::Histogram request_generated_tokens{memory::PowerOfTwoBounds(1 << 20)};
 };

@@ -2,8 +2,8 @@
 // engine/model/transformer_runner.h; tests and the simulation have their own.
 //
 // Thread: the engine's. Ownership: inputs are the caller's and valid for the call.
-// Failure: none that a request could cause (ids are in the vocabulary, blocks are in the pool); a row whose
-// logits are not finite gives kernels::kNotFinite for that segment alone.
+// Failure: none that a request could cause (ids are in the vocabulary, blocks are in the pool); a
+// row whose logits are not finite gives kernels::kNotFinite for that segment alone.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace augur::engine {
 
 // Consecutive tokens of one sequence that are computed in this step.
 struct StepSegment {
-  kernels::Segment rows;             // where they stand in the step and which blocks hold the sequence
-  bool wants_token = false;          // sample a token from the last row
-  kernels::SamplingRow sampling;     // read when wants_token
-  int rope_variant = 0;              // which RoPE factor set the sequence was admitted with
+  kernels::Segment rows;          // where they stand in the step and which blocks hold the sequence
+  bool wants_token = false;       // sample a token from the last row
+  kernels::SamplingRow sampling;  // read when wants_token
+  int rope_variant = 0;           // which RoPE factor set the sequence was admitted with
 };
 
 struct StepInputs {
@@ -29,7 +29,8 @@ struct StepInputs {
 };
 
 struct StepOutputs {
-  std::vector<int32_t> tokens;  // [segments]: sampled id or kernels::kNotFinite; 0 where none was wanted
+  std::vector<int32_t>
+      tokens;  // [segments]: sampled id or kernels::kNotFinite; 0 where none was wanted
 };
 
 class ModelRunner {

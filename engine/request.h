@@ -1,8 +1,8 @@
 // A client's call as the engine sees it, and the way its results travel back.
 //
-// Ownership: Request is shared by the front that made it, the engine and the emitter; everything but the
-// atomics is written before Engine::Submit and read-only after. The sink must stay valid until it has had its
-// one terminal call (OnFinished of the last choice, or OnError).
+// Ownership: Request is shared by the front that made it, the engine and the emitter; everything
+// but the atomics is written before Engine::Submit and read-only after. The sink must stay valid
+// until it has had its one terminal call (OnFinished of the last choice, or OnError).
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ struct SamplingParams {
 
 struct StoppingCriteria {
   uint32_t max_tokens = 16;
-  uint32_t min_tokens = 0;               // neither end-of-sequence nor stop ids count before
-  std::vector<std::string> stop;         // matched in the decoded text
+  uint32_t min_tokens = 0;        // neither end-of-sequence nor stop ids count before
+  std::vector<std::string> stop;  // matched in the decoded text
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
 };
@@ -42,20 +42,20 @@ struct OutputOptions {
   bool token_ids = false;
   bool progress = false;
   bool skip_special_tokens = true;
-  bool text = true;                      // false when the deployment has no tokenizer
+  bool text = true;  // false when the deployment has no tokenizer
 };
 
 struct PrefillProgress {
   uint32_t processed_tokens = 0;  // of total_tokens, cached ones included
   uint32_t cached_tokens = 0;
   uint32_t total_tokens = 0;
-  int64_t elapsed_ns = 0;         // since the request left the queue
+  int64_t elapsed_ns = 0;  // since the request left the queue
 };
 
 struct TokenChunk {
-  std::string text;               // valid UTF-8, may be empty
-  std::vector<TokenId> token_ids; // only when OutputOptions::token_ids
-  uint32_t num_tokens = 0;        // generated tokens that this chunk accounts for
+  std::string text;                // valid UTF-8, may be empty
+  std::vector<TokenId> token_ids;  // only when OutputOptions::token_ids
+  uint32_t num_tokens = 0;         // generated tokens that this chunk accounts for
 };
 
 // Instants of a request's life; each is kUnset until it happens.
@@ -69,17 +69,18 @@ struct RequestTimes {
 
 struct Completion {
   FinishReason reason = FinishReason::kLength;
-  TokenId stop_token_id = -1;     // set when a stop or end-of-sequence id ended it
-  std::string stop_string;        // set when a stop string ended it
+  TokenId stop_token_id = -1;  // set when a stop or end-of-sequence id ended it
+  std::string stop_string;     // set when a stop string ended it
   uint32_t prompt_tokens = 0;
   uint32_t cached_tokens = 0;
-  uint32_t completion_tokens = 0; // as told to the client: up to and with the token that ended it
+  uint32_t completion_tokens = 0;  // as told to the client: up to and with the token that ended it
   uint32_t preemptions = 0;
   RequestTimes times;
 };
 
-// Where results go. Calls for one request come in order and from one thread at a time (OnAccepted from the
-// submitting thread before any other, the rest from the emitter's); they must not block and must not throw.
+// Where results go. Calls for one request come in order and from one thread at a time (OnAccepted
+// from the submitting thread before any other, the rest from the emitter's); they must not block
+// and must not throw.
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;
@@ -93,22 +94,25 @@ class ResponseSink {
 };
 
 struct Request {
-  std::string id;                          // the client's label, or one made by the server; not unique
-  std::vector<TokenId> prompt;             // at least one id, all inside the vocabulary
-  std::vector<memory::BlockKey> block_keys;  // one for each full block of the prompt; empty: no prefix cache
+  std::string id;               // the client's label, or one made by the server; not unique
+  std::vector<TokenId> prompt;  // at least one id, all inside the vocabulary
+  std::vector<memory::BlockKey>
+      block_keys;  // one for each full block of the prompt; empty: no prefix cache
   SamplingParams sampling;
   StoppingCriteria stopping;
   OutputOptions output;
-  int64_t deadline_ns = kNoDeadline;       // on the engine's clock
+  int64_t deadline_ns = kNoDeadline;  // on the engine's clock
   int64_t arrival_ns = 0;
   std::shared_ptr<ResponseSink> sink;
 
   // Set by the front (client gone), read by the engine at every step: CANCELLED, everything freed.
   std::atomic<bool> cancelled{false};
-  // Set by the front while the reader is behind: the sequence keeps its blocks but takes no step; when it
-  // stays so for EngineOptions::slow_reader_timeout_ns the engine ends it with RESOURCE_EXHAUSTED.
+  // Set by the front while the reader is behind: the sequence keeps its blocks but takes no step;
+  // when it stays so for EngineOptions::slow_reader_timeout_ns the engine ends it with
+  // RESOURCE_EXHAUSTED.
   std::atomic<bool> paused{false};
-  // Set by the emitter when a stop string matched: the engine retires the sequence without another word.
+  // Set by the emitter when a stop string matched: the engine retires the sequence without another
+  // word.
   std::atomic<bool> stop_matched{false};
 };
 

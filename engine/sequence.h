@@ -1,9 +1,10 @@
 // The engine's mutable state of an accepted request. Owned and touched by the engine thread alone.
 //
-// A sequence is waiting (no blocks: not yet admitted, or preempted) or running (a table in the KV manager).
-// tokens holds prompt and generated ids; the KV of the first num_computed of them is in its blocks. What
-// remains is computed in chunks; the step that computes the last one samples the next. A decode is the case
-// of one remaining token, a resumed sequence that of many: nothing else tells them apart.
+// A sequence is waiting (no blocks: not yet admitted, or preempted) or running (a table in the KV
+// manager). tokens holds prompt and generated ids; the KV of the first num_computed of them is in
+// its blocks. What remains is computed in chunks; the step that computes the last one samples the
+// next. A decode is the case of one remaining token, a resumed sequence that of many: nothing else
+// tells them apart.
 #pragma once
 
 #include <memory>
@@ -15,13 +16,13 @@
 namespace augur::engine {
 
 struct Sequence {
-  memory::SequenceId id = 0;          // rises with arrival: the age order
+  memory::SequenceId id = 0;  // rises with arrival: the age order
   std::shared_ptr<Request> request;
-  std::vector<TokenId> tokens;        // prompt, then generated
+  std::vector<TokenId> tokens;  // prompt, then generated
   int num_computed = 0;
-  int high_water = 0;                 // most tokens ever computed: beyond it work is new, below it recomputed
-  int published_blocks = 0;           // of the prompt, offered to the prefix cache
-  uint32_t cached_tokens = 0;         // prefix hit at the first admission
+  int high_water = 0;  // most tokens ever computed: beyond it work is new, below it recomputed
+  int published_blocks = 0;    // of the prompt, offered to the prefix cache
+  uint32_t cached_tokens = 0;  // prefix hit at the first admission
   uint32_t preemptions = 0;
   int64_t last_token_ns = 0;
   int64_t paused_since_ns = RequestTimes::kUnset;

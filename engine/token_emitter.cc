@@ -9,19 +9,27 @@ namespace {
 
 Outcome OutcomeOf(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kCancelled: return Outcome::kCancelled;
-    case absl::StatusCode::kDeadlineExceeded: return Outcome::kDeadline;
-    case absl::StatusCode::kResourceExhausted: return Outcome::kSlowReader;
-    case absl::StatusCode::kUnavailable: return Outcome::kDraining;
-    default: return Outcome::kInternal;
+    case absl::StatusCode::kCancelled:
+      return Outcome::kCancelled;
+    case absl::StatusCode::kDeadlineExceeded:
+      return Outcome::kDeadline;
+    case absl::StatusCode::kResourceExhausted:
+      return Outcome::kSlowReader;
+    case absl::StatusCode::kUnavailable:
+      return Outcome::kDraining;
+    default:
+      return Outcome::kInternal;
   }
 }
 
 Outcome OutcomeOf(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return Outcome::kStop;
-    case FinishReason::kLength: return Outcome::kLength;
-    case FinishReason::kEos: return Outcome::kEos;
+    case FinishReason::kStop:
+      return Outcome::kStop;
+    case FinishReason::kLength:
+      return Outcome::kLength;
+    case FinishReason::kEos:
+      return Outcome::kEos;
   }
   return Outcome::kInternal;
 }
@@ -29,8 +37,7 @@ Outcome OutcomeOf(FinishReason reason) {
 }  // namespace
 
 TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
-    : stopping_(request.stopping), output_(request.output),
-      matcher_(request.stopping.stop) {
+    : stopping_(request.stopping), output_(request.output), matcher_(request.stopping.stop) {
   if (tokenizer != nullptr && request.output.text) {
     decoder_.emplace(tokenizer, request.output.skip_special_tokens);
   }
@@ -69,7 +76,8 @@ bool TextStream::TakeChunk(TokenChunk* chunk) {
   return true;
 }
 
-TokenEmitter::TokenEmitter(const Tokenizer* tokenizer, EngineStats* stats, const memory::Clock* clock)
+TokenEmitter::TokenEmitter(const Tokenizer* tokenizer, EngineStats* stats,
+                           const memory::Clock* clock)
     : tokenizer_(tokenizer), stats_(stats), clock_(clock), thread_([this] { RunLoop(); }) {}
 
 TokenEmitter::~TokenEmitter() {

@@ -1,10 +1,10 @@
-// Turns the core's token events into text for the sinks, on a thread of its own, so that neither detokenising
-// nor anything outside runs on the engine thread. Matches stop strings across token edges and never releases a
-// cut character.
+// Turns the core's token events into text for the sinks, on a thread of its own, so that neither
+// detokenising nor anything outside runs on the engine thread. Matches stop strings across token
+// edges and never releases a cut character.
 //
 // Thread: Post from the engine thread; Expect from any; sinks are called on the emitter's thread.
-// Ownership: holds a request from its Expect to its terminal event. Bounded: Post waits while kMaxQueuedEvents
-// events are queued, so the engine cannot run ahead of a stuck emitter.
+// Ownership: holds a request from its Expect to its terminal event. Bounded: Post waits while
+// kMaxQueuedEvents events are queued, so the engine cannot run ahead of a stuck emitter.
 #pragma once
 
 #include <atomic>
@@ -32,13 +32,14 @@ class TextStream {
   // `tokenizer` may be null: ids only.
   TextStream(const Tokenizer* tokenizer, const Request& request);
 
-  // Feeds a token. Returns whether a stop string matched; then `matched_stop` names it and nothing more may
-  // be fed.
+  // Feeds a token. Returns whether a stop string matched; then `matched_stop` names it and nothing
+  // more may be fed.
   bool Push(TokenId token, bool hidden, std::string* matched_stop);
   // The sequence is over: what was held back becomes part of the pending chunk.
   void Close();
-  // The text, ids and count gathered since the last call; false while there is nothing to show. Over all chunks
-  // the counts add up to the tokens fed, those after the last text included once the stream is over.
+  // The text, ids and count gathered since the last call; false while there is nothing to show.
+  // Over all chunks the counts add up to the tokens fed, those after the last text included once
+  // the stream is over.
   bool TakeChunk(TokenChunk* chunk);
 
  private:

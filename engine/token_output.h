@@ -1,5 +1,5 @@
-// What the engine core says about its requests, as plain events in order. The emitter turns them into text and
-// sink calls; the simulation reads them directly.
+// What the engine core says about its requests, as plain events in order. The emitter turns them
+// into text and sink calls; the simulation reads them directly.
 #pragma once
 
 #include <memory>
@@ -22,9 +22,10 @@ struct TokenEvent {
   std::shared_ptr<Request> request;
   Kind kind = Kind::kToken;
   TokenId token = 0;
-  bool hidden = false;       // kToken: ends the sequence and is not part of its text
+  bool hidden = false;  // kToken: ends the sequence and is not part of its text
   PrefillProgress progress;
-  Completion completion;     // kToken: what the sequence looks like with this token, for a stop-string end
+  Completion
+      completion;  // kToken: what the sequence looks like with this token, for a stop-string end
   absl::Status status;
 };
 

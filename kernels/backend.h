@@ -1,9 +1,10 @@
-// One virtual an op: what the engine needs computed, without a word about where. Implementations are twins
-// (kernels/cpu now; CUDA implements the same calls with the same parameter structs and test bodies).
+// One virtual an op: what the engine needs computed, without a word about where. Implementations
+// are twins (kernels/cpu now; CUDA implements the same calls with the same parameter structs and
+// test bodies).
 //
-// Thread: calls come from one thread at a time, the engine's; ops are in order, each sees the writes of those
-// before it. Results may be read by the host after Synchronize().
-// Ownership: Allocate/Free pair; every other pointer is the caller's and stays valid until Synchronize().
+// Thread: calls come from one thread at a time, the engine's; ops are in order, each sees the
+// writes of those before it. Results may be read by the host after Synchronize(). Ownership:
+// Allocate/Free pair; every other pointer is the caller's and stays valid until Synchronize().
 // Failure: a bad shape is our bug and a CHECK.
 #pragma once
 
@@ -28,7 +29,8 @@ class Backend {
   // For the start-up line and bench records, e.g. "cpu avx512 x2".
   virtual std::string Describe() const = 0;
 
-  // Uninitialised memory that ops may read and write, 64-byte aligned; null when there is not enough.
+  // Uninitialised memory that ops may read and write, 64-byte aligned; null when there is not
+  // enough.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* data) = 0;
 
@@ -48,8 +50,9 @@ class Backend {
 enum class CpuIsa { kAuto, kGeneric, kAvx2, kAvx512 };  // kAuto: the best that this CPU has
 
 struct CpuBackendOptions {
-  int num_threads = 1;          // worker threads, the calling thread among them; at least 1
-  CpuIsa isa = CpuIsa::kAuto;   // a wish beyond the CPU's means is a CHECK; tests force the smaller ones
+  int num_threads = 1;  // worker threads, the calling thread among them; at least 1
+  CpuIsa isa =
+      CpuIsa::kAuto;  // a wish beyond the CPU's means is a CHECK; tests force the smaller ones
 };
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options);

@@ -13,9 +13,12 @@ constexpr size_t BytesOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 constexpr const char* NameOf(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "float32";
-    case DType::kBF16: return "bfloat16";
-    case DType::kF16: return "float16";
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
   }
   return "?";
 }
@@ -31,7 +34,8 @@ inline uint16_t BF16FromFloat(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// IEEE binary16 <-> binary32, subnormals included; to fp16 rounds to nearest even, overflow to infinity.
+// IEEE binary16 <-> binary32, subnormals included; to fp16 rounds to nearest even, overflow to
+// infinity.
 float FloatFromF16(uint16_t bits);
 uint16_t F16FromFloat(float value);
 

@@ -1,11 +1,11 @@
-// How KV pages lie in a pool. A block is 64 consecutive tokens of one sequence in every layer and kv head;
-// a page is one block's share for one (layer, kv head):
+// How KV pages lie in a pool. A block is 64 consecutive tokens of one sequence in every layer and
+// kv head; a page is one block's share for one (layer, kv head):
 //
 //   page:  [K 64 x head_dim][V 64 x head_dim]   contiguous, dtype elements, token-major
 //   pool:  page index = (block * num_layers + layer) * num_kv_heads + kv_head
 //
-// Plain data, shared by every backend; owns nothing. Bytes of tokens not yet written are arbitrary (they may
-// be NaN patterns): readers must not let them reach a result.
+// Plain data, shared by every backend; owns nothing. Bytes of tokens not yet written are arbitrary
+// (they may be NaN patterns): readers must not let them reach a result.
 #pragma once
 
 #include <cstddef>

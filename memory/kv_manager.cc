@@ -60,7 +60,8 @@ bool KvManager::Extend(SequenceId id, int total_blocks) {
 void KvManager::Release(SequenceId id) {
   const auto found = tables_.find(id);
   AUGUR_CHECK(found != tables_.end());
-  // Last block first: the end of a prefix is evicted before its beginning, without which it is no use.
+  // Last block first: the end of a prefix is evicted before its beginning, without which it is no
+  // use.
   for (auto block = found->second.rbegin(); block != found->second.rend(); ++block) {
     DropReference(*block);
   }

@@ -1,5 +1,5 @@
-// Which sequence holds which KV blocks: reference counts, the prefix cache and its eviction. Bookkeeping only;
-// the bytes lie in a kernels::PagedKv pool that the runner owns.
+// Which sequence holds which KV blocks: reference counts, the prefix cache and its eviction.
+// Bookkeeping only; the bytes lie in a kernels::PagedKv pool that the runner owns.
 //
 // A block is in exactly one state:
 //   free    in no table, no content worth keeping
@@ -8,9 +8,9 @@
 //           (least recently released first) when free blocks run out
 // A block in the index is full and never written again.
 //
-// Thread: the engine's alone, but for CountCached, which any thread may call (the index has a lock of its own).
-// Ownership: sequences are named by id; the manager owns tables. Failure: Reserve answers false and changes
-// nothing; everything that would be our own mistake is a CHECK.
+// Thread: the engine's alone, but for CountCached, which any thread may call (the index has a lock
+// of its own). Ownership: sequences are named by id; the manager owns tables. Failure: Reserve
+// answers false and changes nothing; everything that would be our own mistake is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ class KvManager {
   // How many of `keys`, from the first on without a gap, are in the index now. Any thread.
   int CountCached(std::span<const BlockKey> keys) const;
 
-  // What admitting a sequence of `total_blocks` would take from available(), its first `hits` blocks coming
-  // from the index: new blocks, and hits that no table holds at present.
+  // What admitting a sequence of `total_blocks` would take from available(), its first `hits`
+  // blocks coming from the index: new blocks, and hits that no table holds at present.
   int CostOf(std::span<const BlockKey> keys, int hits, int total_blocks) const;
 
   // Opens a table for `id`: the first `hits` blocks from the index, the rest new. All or nothing.
@@ -58,8 +58,8 @@ class KvManager {
   // Closes the table. Blocks in the index become cached, the others free.
   void Release(SequenceId id);
 
-  // Puts a full, completely written block into the index. A key that is there already stays with its first
-  // block; this one remains private to the sequence.
+  // Puts a full, completely written block into the index. A key that is there already stays with
+  // its first block; this one remains private to the sequence.
   void Publish(SequenceId id, int block_index, const BlockKey& key);
 
   std::span<const BlockId> table(SequenceId id) const;
@@ -70,20 +70,21 @@ class KvManager {
   // Drops every cached block from the index.
   void ClearCache();
 
-  // Recounts everything from the tables and CHECKs invariants I1-I3 (reference counts, conservation, no block
-  // in two tables unless it is in the index). O(blocks + table entries): tests, the simulation, idle moments.
+  // Recounts everything from the tables and CHECKs invariants I1-I3 (reference counts,
+  // conservation, no block in two tables unless it is in the index). O(blocks + table entries):
+  // tests, the simulation, idle moments.
   void CheckInvariants() const;
 
  private:
   struct Block {
     int references = 0;
     bool indexed = false;
-    BlockKey key;                              // valid when indexed
-    std::list<BlockId>::iterator cached_place; // valid when cached (indexed and no references)
+    BlockKey key;                               // valid when indexed
+    std::list<BlockId>::iterator cached_place;  // valid when cached (indexed and no references)
   };
 
-  BlockId Take();            // a free block, else the eviction victim, now held; available() > 0
-  BlockId Evict();           // the block released longest ago leaves the index; it is in no state yet
+  BlockId Take();   // a free block, else the eviction victim, now held; available() > 0
+  BlockId Evict();  // the block released longest ago leaves the index; it is in no state yet
   void AddReference(BlockId id);
   void DropReference(BlockId id);
 

@@ -20,6 +20,10 @@
 #include "server/stop_request.h"
 #include "server/wire_message.h"
 
+#ifdef AUGUR_WITH_CUDA
+#include "kernels/cuda/cuda_devices.h"
+#endif
+
 namespace augur::server {
 namespace {
 
@@ -39,6 +43,14 @@ void AddKeyFlag(CLI::App* app, const std::string& flag, const std::string& key,
         line->overrides.push_back({key, value, flag});
       },
       help);
+}
+
+std::string VersionText() {
+#ifdef AUGUR_WITH_CUDA
+  return absl::StrCat("augurd " AUGUR_VERSION "\n", kernels::DescribeCuda());
+#else
+  return "augurd " AUGUR_VERSION;
+#endif
 }
 
 void DefineFlags(CLI::App* app, CommandLine* line) {
@@ -75,7 +87,7 @@ void DefineFlags(CLI::App* app, CommandLine* line) {
                   "written once ready: grpc HOST:PORT, metrics HOST:PORT");
   app->add_flag("--check-config", line->check_config,
                 "check and print the effective configuration, then exit");
-  app->set_version_flag("--version", std::string("augurd " AUGUR_VERSION));
+  app->set_version_flag("--version", VersionText());
 }
 
 // What there must be beside well-formed values before a start is worth trying.

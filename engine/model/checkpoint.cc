@@ -18,7 +18,8 @@
 namespace augur::engine {
 namespace {
 
-// safetensors' own reader stops at 100 MB; a header of that size already names some 500,000 tensors.
+// safetensors' own reader stops at 100 MB; a header of that size already names some 500,000
+// tensors.
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxRank = 8;
@@ -42,8 +43,8 @@ absl::Status ReadAt(int fd, const std::string& path, int64_t offset, int64_t byt
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return absl::InvalidArgumentError(absl::StrCat(path, ": ", strerror(errno)));
     if (got == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": expected ", bytes, " more bytes at offset ", offset, ", found the end"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": expected ", bytes, " more bytes at offset ", offset, ", found the end"));
     }
     target += got;
     offset += got;
@@ -78,21 +79,25 @@ absl::StatusOr<Entry> ParseEntry(const nlohmann::json& value, const std::string&
   AUGUR_ASSIGN_OR_RETURN(const std::string dtype_name, fields.String("dtype", std::nullopt));
   const absl::StatusOr<kernels::DType> dtype = ParseDType(dtype_name);
   if (!dtype.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": ", std::string(dtype.status().message())));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": ", std::string(dtype.status().message())));
   }
-  if (!fields.Has("shape") || !fields.Find("shape")->is_array()) return fields.Error("shape", "a list");
+  if (!fields.Has("shape") || !fields.Find("shape")->is_array())
+    return fields.Error("shape", "a list");
   AUGUR_ASSIGN_OR_RETURN(std::vector<int64_t> shape, fields.IntOrList("shape", 0, INT64_MAX));
-  if (shape.size() > kMaxRank) return fields.Error("shape", absl::StrCat("at most ", kMaxRank, " extents"));
+  if (shape.size() > kMaxRank)
+    return fields.Error("shape", absl::StrCat("at most ", kMaxRank, " extents"));
   AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
                          fields.IntOrList("data_offsets", 0, INT64_MAX));
   if (offsets.size() != 2) return fields.Error("data_offsets", "two integers");
   const absl::StatusOr<int64_t> bytes = BytesOfShape(shape, *dtype);
   if (!bytes.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": ", std::string(bytes.status().message())));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": ", std::string(bytes.status().message())));
   }
   if (offsets[1] - offsets[0] != *bytes) {
-    return fields.Error("data_offsets", absl::StrCat(*bytes, " bytes for shape ", ShapeName(shape), " of ",
-                                                     kernels::NameOf(*dtype)));
+    return fields.Error("data_offsets", absl::StrCat(*bytes, " bytes for shape ", ShapeName(shape),
+                                                     " of ", kernels::NameOf(*dtype)));
   }
   return Entry{*dtype, std::move(shape), offsets[0], offsets[1]};
 }
@@ -137,8 +142,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   }
   for (const auto& [name, shard] : map->items()) {
     if (!checkpoint->Has(name)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(index, ": tensor ", name, ": expected in ", shard.get<std::string>(), ", not found"));
+      return absl::InvalidArgumentError(absl::StrCat(index, ": tensor ", name, ": expected in ",
+                                                     shard.get<std::string>(), ", not found"));
     }
   }
   return checkpoint;
@@ -162,13 +167,15 @@ absl::Status Checkpoint::AddFile(const std::string& path) {
         absl::StrCat(path, ": header length: expected at most ", most, ", found ", header_bytes));
   }
   std::string header(header_bytes, '\0');
-  AUGUR_RETURN_IF_ERROR(ReadAt(file->fd, path, 8, static_cast<int64_t>(header_bytes), header.data()));
+  AUGUR_RETURN_IF_ERROR(
+      ReadAt(file->fd, path, 8, static_cast<int64_t>(header_bytes), header.data()));
   num_bytes_ += file->bytes;
   files_.push_back(std::move(file));
   return AddHeader(files_.back().get(), header, 8 + static_cast<int64_t>(header_bytes));
 }
 
-absl::Status Checkpoint::AddHeader(const File* file, const std::string& header, int64_t data_start) {
+absl::Status Checkpoint::AddHeader(const File* file, const std::string& header,
+                                   int64_t data_start) {
   AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJson(file->path + ": header", header));
   if (!document.is_object()) {
     return absl::InvalidArgumentError(file->path + ": header: expected a JSON object");
@@ -178,29 +185,33 @@ absl::Status Checkpoint::AddHeader(const File* file, const std::string& header, 
     if (name == "__metadata__") continue;
     AUGUR_ASSIGN_OR_RETURN(Entry entry, ParseEntry(value, file->path, name));
     ranges.emplace_back(entry.begin, entry.end);
-    num_elements_ += (entry.end - entry.begin) / static_cast<int64_t>(kernels::BytesOf(entry.dtype));
-    const bool added = tensors_.emplace(name, Place{.file = file,
-                                        .dtype = entry.dtype,
-                                        .shape = std::move(entry.shape),
-                                        .offset = data_start + entry.begin,
-                                        .bytes = entry.end - entry.begin})
+    num_elements_ +=
+        (entry.end - entry.begin) / static_cast<int64_t>(kernels::BytesOf(entry.dtype));
+    const bool added = tensors_
+                           .emplace(name, Place{.file = file,
+                                                .dtype = entry.dtype,
+                                                .shape = std::move(entry.shape),
+                                                .offset = data_start + entry.begin,
+                                                .bytes = entry.end - entry.begin})
                            .second;
     if (!added) {
-      return absl::InvalidArgumentError(absl::StrCat(file->path, ": tensor ", name, ": found twice"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(file->path, ": tensor ", name, ": found twice"));
     }
   }
   std::sort(ranges.begin(), ranges.end());
   int64_t expected = 0;
   for (const auto& [begin, end] : ranges) {
     if (begin != expected) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          file->path, ": data_offsets: expected a tensor to begin at ", expected, ", found ", begin));
+      return absl::InvalidArgumentError(
+          absl::StrCat(file->path, ": data_offsets: expected a tensor to begin at ", expected,
+                       ", found ", begin));
     }
     expected = end;
   }
   if (data_start + expected != file->bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(file->path, ": size: expected ",
-                                                   data_start + expected, " bytes, found ", file->bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        file->path, ": size: expected ", data_start + expected, " bytes, found ", file->bytes));
   }
   return absl::OkStatus();
 }
@@ -215,8 +226,9 @@ absl::StatusOr<TensorData> Checkpoint::Read(const std::string& name,
   }
   const Place& place = found->second;
   if (place.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat(place.file->path, ": tensor ", name, ": expected ",
-                                                   ShapeName(shape), ", found ", ShapeName(place.shape)));
+    return absl::InvalidArgumentError(absl::StrCat(place.file->path, ": tensor ", name,
+                                                   ": expected ", ShapeName(shape), ", found ",
+                                                   ShapeName(place.shape)));
   }
   TensorData tensor{.dtype = place.dtype, .shape = place.shape, .bytes = {}};
   tensor.bytes.resize(static_cast<size_t>(place.bytes));

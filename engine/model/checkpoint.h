@@ -1,9 +1,9 @@
 // The tensors of a safetensors checkpoint: one model.safetensors, or shards under an index.
 //
-// Headers are checked whole at Open (bounds, shapes, dtypes, no overlap, no hole); data is read with pread on
-// demand, so a file that is cut later is an error and not a fault.
-// Thread: any one. Ownership: holds the files open. Failure: a one-line status naming file and tensor, with what
-// was expected and found.
+// Headers are checked whole at Open (bounds, shapes, dtypes, no overlap, no hole); data is read
+// with pread on demand, so a file that is cut later is an error and not a fault. Thread: any one.
+// Ownership: holds the files open. Failure: a one-line status naming file and tensor, with what was
+// expected and found.
 #pragma once
 
 #include <cstdint>

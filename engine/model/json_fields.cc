@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 
-// Bounds nesting before the parser builds anything: a document of brackets costs memory and, when freed,
-// stack.
+// Bounds nesting before the parser builds anything: a document of brackets costs memory and, when
+// freed, stack.
 bool NestsTooDeep(const std::string& text) {
   int depth = 0;
   bool in_string = false;
@@ -47,7 +47,8 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, const std::str
         absl::StrCat(name, ": nested deeper than ", kMaxDepth, " levels"));
   }
   nlohmann::json document = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) return absl::InvalidArgumentError(absl::StrCat(name, ": not valid JSON"));
+  if (document.is_discarded())
+    return absl::InvalidArgumentError(absl::StrCat(name, ": not valid JSON"));
   return document;
 }
 
@@ -84,8 +85,8 @@ const nlohmann::json* JsonFields::Find(const std::string& key) const {
 bool JsonFields::Has(const std::string& key) const { return Find(key) != nullptr; }
 
 absl::Status JsonFields::Error(const std::string& key, const std::string& expected) const {
-  return absl::InvalidArgumentError(absl::StrCat(file_, ": key ", prefix_, key, ": expected ", expected,
-                                                 ", found ", Shorten(Find(key))));
+  return absl::InvalidArgumentError(absl::StrCat(file_, ": key ", prefix_, key, ": expected ",
+                                                 expected, ", found ", Shorten(Find(key))));
 }
 
 absl::StatusOr<int64_t> JsonFields::Int(const std::string& key, std::optional<int64_t> absent,
@@ -102,7 +103,8 @@ absl::StatusOr<int64_t> JsonFields::Int(const std::string& key, std::optional<in
   return number;
 }
 
-absl::StatusOr<double> JsonFields::Number(const std::string& key, std::optional<double> absent) const {
+absl::StatusOr<double> JsonFields::Number(const std::string& key,
+                                          std::optional<double> absent) const {
   const nlohmann::json* value = Find(key);
   if (value == nullptr && absent.has_value()) return *absent;
   if (value == nullptr || !value->is_number()) return Error(key, "a number");
@@ -131,7 +133,8 @@ absl::StatusOr<std::vector<int64_t>> JsonFields::IntOrList(const std::string& ke
   const nlohmann::json* value = Find(key);
   std::vector<int64_t> numbers;
   if (value == nullptr) return numbers;
-  const std::string expected = absl::StrCat("an integer from ", least, " to ", most, " or a list of them");
+  const std::string expected =
+      absl::StrCat("an integer from ", least, " to ", most, " or a list of them");
   const auto add = [&](const nlohmann::json& item) {
     if (!item.is_number_integer()) return false;
     const int64_t number = item.get<int64_t>();

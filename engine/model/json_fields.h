@@ -1,7 +1,8 @@
-// Typed reads of a JSON object from a file that somebody else wrote: every answer is a value or a status that
-// names file, key, what was expected and what was found.
+// Typed reads of a JSON object from a file that somebody else wrote: every answer is a value or a
+// status that names file, key, what was expected and what was found.
 //
-// Thread: any; no state but the parsed document. Failure: INVALID_ARGUMENT or NOT_FOUND, never an exception.
+// Thread: any; no state but the parsed document. Failure: INVALID_ARGUMENT or NOT_FOUND, never an
+// exception.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +35,11 @@ class JsonFields {
                               int64_t most) const;
   absl::StatusOr<double> Number(const std::string& key, std::optional<double> absent) const;
   absl::StatusOr<bool> Bool(const std::string& key, bool absent) const;
-  absl::StatusOr<std::string> String(const std::string& key, std::optional<std::string> absent) const;
+  absl::StatusOr<std::string> String(const std::string& key,
+                                     std::optional<std::string> absent) const;
   // One integer or a list of them; absent: empty.
-  absl::StatusOr<std::vector<int64_t>> IntOrList(const std::string& key, int64_t least, int64_t most) const;
+  absl::StatusOr<std::vector<int64_t>> IntOrList(const std::string& key, int64_t least,
+                                                 int64_t most) const;
 
   absl::Status Error(const std::string& key, const std::string& expected) const;
 

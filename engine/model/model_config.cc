@@ -24,8 +24,11 @@ struct FamilyDefaults {
 };
 
 constexpr FamilyDefaults kFamilies[] = {
-    {.model_type = "llama", .max_position_embeddings = 2048, .rms_norm_epsilon = 1e-6,
-     .rope_theta = 10000.0, .tie_word_embeddings = false},
+    {.model_type = "llama",
+     .max_position_embeddings = 2048,
+     .rms_norm_epsilon = 1e-6,
+     .rope_theta = 10000.0,
+     .tie_word_embeddings = false},
 };
 
 absl::StatusOr<FamilyDefaults> FindFamily(const JsonFields& fields) {
@@ -46,7 +49,8 @@ absl::Status RefuseUnsupported(const JsonFields& fields) {
                           "attention_multiplier", "residual_multiplier", "embedding_multiplier",
                           "logits_scaling", "scale_emb", "scale_depth", "dim_model_base"}) {
     if (fields.Has(key)) {
-      return fields.Error(key, "no such key, because what it asks for is not supported for this family");
+      return fields.Error(key,
+                          "no such key, because what it asks for is not supported for this family");
     }
   }
   return absl::OkStatus();
@@ -97,14 +101,16 @@ absl::Status ReadShapes(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTokenIds(const std::string& folder, const JsonFields& fields, ModelConfig* config) {
+absl::Status ReadTokenIds(const std::string& folder, const JsonFields& fields,
+                          ModelConfig* config) {
   std::set<TokenId> eos;
   AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
                          fields.IntOrList("eos_token_id", 0, config->vocab_size - 1));
   eos.insert(ids.begin(), ids.end());
   const std::string generation = folder + "/generation_config.json";
   if (std::filesystem::exists(generation)) {
-    AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(generation, kMaxConfigBytes));
+    AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document,
+                           ReadJsonFile(generation, kMaxConfigBytes));
     const JsonFields generation_fields(document, generation);
     AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> more,
                            generation_fields.IntOrList("eos_token_id", 0, config->vocab_size - 1));
@@ -137,11 +143,12 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
   config.rope_theta = family.rope_theta;
   AUGUR_RETURN_IF_ERROR(ReadShapes(fields, &config));
   AUGUR_RETURN_IF_ERROR(ReadRope(fields, path, &config));
-  AUGUR_ASSIGN_OR_RETURN(const int64_t positions,
-                         fields.Int("max_position_embeddings", family.max_position_embeddings, 1,
-                                    kMaxDimension));
+  AUGUR_ASSIGN_OR_RETURN(
+      const int64_t positions,
+      fields.Int("max_position_embeddings", family.max_position_embeddings, 1, kMaxDimension));
   config.max_position_embeddings = static_cast<int>(positions);
-  AUGUR_ASSIGN_OR_RETURN(const double epsilon, fields.Number("rms_norm_eps", family.rms_norm_epsilon));
+  AUGUR_ASSIGN_OR_RETURN(const double epsilon,
+                         fields.Number("rms_norm_eps", family.rms_norm_epsilon));
   if (!(epsilon > 0)) return fields.Error("rms_norm_eps", "a number above 0");
   config.rms_norm_epsilon = static_cast<float>(epsilon);
   AUGUR_ASSIGN_OR_RETURN(config.tie_word_embeddings,

@@ -1,7 +1,8 @@
 // config.json and generation_config.json of a Hugging Face folder as one checked struct.
 //
-// Absent keys take transformers' defaults for the family. A key that changes the maths and is not supported is
-// an error by its name, never ignored. Thread: any. Failure: a one-line status naming file and key.
+// Absent keys take transformers' defaults for the family. A key that changes the maths and is not
+// supported is an error by its name, never ignored. Thread: any. Failure: a one-line status naming
+// file and key.
 #pragma once
 
 #include <optional>
@@ -15,7 +16,7 @@
 namespace augur::engine {
 
 struct ModelConfig {
-  std::string family;             // model_type, e.g. "llama"
+  std::string family;  // model_type, e.g. "llama"
   int vocab_size = 0;
   int hidden_size = 0;
   int intermediate_size = 0;
@@ -27,8 +28,8 @@ struct ModelConfig {
   float rms_norm_epsilon = 1e-6f;
   double rope_theta = 10000.0;
   bool tie_word_embeddings = false;
-  bool attention_bias = false;    // on q, k, v and o
-  bool mlp_bias = false;          // on gate, up and down
+  bool attention_bias = false;         // on q, k, v and o
+  bool mlp_bias = false;               // on gate, up and down
   std::vector<TokenId> eos_token_ids;  // union of both files, ascending
   std::optional<TokenId> bos_token_id;
 

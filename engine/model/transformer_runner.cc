@@ -20,7 +20,8 @@ absl::StatusOr<std::unique_ptr<TransformerRunner>> TransformerRunner::Create(
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
-                                     TransformerWeights weights, const TransformerRunnerOptions& options)
+                                     TransformerWeights weights,
+                                     const TransformerRunnerOptions& options)
     : backend_(backend), config_(config), weights_(std::move(weights)), options_(options) {
   kv_ = {.pool = nullptr,
          .dtype = options.kv_dtype,
@@ -43,10 +44,9 @@ absl::StatusOr<float*> TransformerRunner::AllocateFloats(const char* what, int64
   const size_t bytes = static_cast<size_t>(count) * sizeof(float);
   void* data = backend_->Allocate(bytes);
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes,
-                                                     " bytes (batched_tokens ", options_.max_rows,
-                                                     ", batch ", options_.max_segments, ", context ",
-                                                     options_.max_context, ")"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no memory for ", what, ": ", bytes, " bytes (batched_tokens ", options_.max_rows,
+        ", batch ", options_.max_segments, ", context ", options_.max_context, ")"));
   }
   allocations_.push_back(data);
   return static_cast<float*>(data);
@@ -62,10 +62,12 @@ absl::Status TransformerRunner::Allocate() {
   AUGUR_ASSIGN_OR_RETURN(normed_, AllocateFloats("activations", rows * config_.hidden_size));
   AUGUR_ASSIGN_OR_RETURN(qkv_, AllocateFloats("activations", rows * qkv_width));
   AUGUR_ASSIGN_OR_RETURN(attended_, AllocateFloats("activations", rows * config_.q_width()));
-  AUGUR_ASSIGN_OR_RETURN(gate_up_, AllocateFloats("activations", rows * 2 * config_.intermediate_size));
-  AUGUR_ASSIGN_OR_RETURN(activated_, AllocateFloats("activations", rows * config_.intermediate_size));
-  AUGUR_ASSIGN_OR_RETURN(logits_,
-                         AllocateFloats("logits", int64_t{options_.max_segments} * config_.vocab_size));
+  AUGUR_ASSIGN_OR_RETURN(gate_up_,
+                         AllocateFloats("activations", rows * 2 * config_.intermediate_size));
+  AUGUR_ASSIGN_OR_RETURN(activated_,
+                         AllocateFloats("activations", rows * config_.intermediate_size));
+  AUGUR_ASSIGN_OR_RETURN(
+      logits_, AllocateFloats("logits", int64_t{options_.max_segments} * config_.vocab_size));
   const size_t pool_bytes = kv_.block_bytes() * options_.num_blocks;
   kv_.pool = static_cast<std::byte*>(backend_->Allocate(pool_bytes));
   if (kv_.pool == nullptr) {
@@ -76,8 +78,8 @@ absl::Status TransformerRunner::Allocate() {
   return absl::OkStatus();
 }
 
-// Angles in double precision: float32 products, as transformers has them, are off by 5e-5 rad at position 700
-// already and by 100 times that at the end of a long context.
+// Angles in double precision: float32 products, as transformers has them, are off by 5e-5 rad at
+// position 700 already and by 100 times that at the end of a long context.
 void TransformerRunner::FillRopeTables() {
   const int half = config_.head_dim / 2;
   for (int i = 0; i < half; ++i) {
@@ -124,28 +126,68 @@ void TransformerRunner::RunLayer(int layer, int rows) {
   const int intermediate = config_.intermediate_size;
   const int num_segments = static_cast<int>(segments_.size());
 
-  backend_->RmsNorm({.x = hidden_, .weight = weights.attention_norm.data(), .out = normed_, .rows = rows,
-                     .hidden = hidden, .epsilon = config_.rms_norm_epsilon});
-  backend_->Linear({.x = normed_, .weight = weights.qkv.weight.get(), .bias = weights.qkv.bias_data(),
-                    .y = qkv_, .rows = rows, .x_stride = hidden, .y_stride = qkv_width});
-  backend_->RopeAppend({.qkv = qkv_, .segments = segments_.data(), .num_segments = num_segments,
-                        .rows = rows, .num_q_heads = config_.num_q_heads, .layer = layer, .kv = kv_,
-                        .cos = cos_, .sin = sin_});
-  backend_->PagedAttention({.q = qkv_, .out = attended_, .segments = segments_.data(),
-                            .num_segments = num_segments, .rows = rows, .q_stride = qkv_width,
-                            .num_q_heads = config_.num_q_heads, .layer = layer,
-                            .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), .kv = kv_});
-  backend_->Linear({.x = attended_, .weight = weights.output.weight.get(),
-                    .bias = weights.output.bias_data(), .y = hidden_, .rows = rows, .x_stride = q_width,
-                    .y_stride = hidden, .accumulate = true});
-  backend_->RmsNorm({.x = hidden_, .weight = weights.mlp_norm.data(), .out = normed_, .rows = rows,
-                     .hidden = hidden, .epsilon = config_.rms_norm_epsilon});
-  backend_->Linear({.x = normed_, .weight = weights.gate_up.weight.get(),
-                    .bias = weights.gate_up.bias_data(), .y = gate_up_, .rows = rows, .x_stride = hidden,
+  backend_->RmsNorm({.x = hidden_,
+                     .weight = weights.attention_norm.data(),
+                     .out = normed_,
+                     .rows = rows,
+                     .hidden = hidden,
+                     .epsilon = config_.rms_norm_epsilon});
+  backend_->Linear({.x = normed_,
+                    .weight = weights.qkv.weight.get(),
+                    .bias = weights.qkv.bias_data(),
+                    .y = qkv_,
+                    .rows = rows,
+                    .x_stride = hidden,
+                    .y_stride = qkv_width});
+  backend_->RopeAppend({.qkv = qkv_,
+                        .segments = segments_.data(),
+                        .num_segments = num_segments,
+                        .rows = rows,
+                        .num_q_heads = config_.num_q_heads,
+                        .layer = layer,
+                        .kv = kv_,
+                        .cos = cos_,
+                        .sin = sin_});
+  backend_->PagedAttention({.q = qkv_,
+                            .out = attended_,
+                            .segments = segments_.data(),
+                            .num_segments = num_segments,
+                            .rows = rows,
+                            .q_stride = qkv_width,
+                            .num_q_heads = config_.num_q_heads,
+                            .layer = layer,
+                            .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                            .kv = kv_});
+  backend_->Linear({.x = attended_,
+                    .weight = weights.output.weight.get(),
+                    .bias = weights.output.bias_data(),
+                    .y = hidden_,
+                    .rows = rows,
+                    .x_stride = q_width,
+                    .y_stride = hidden,
+                    .accumulate = true});
+  backend_->RmsNorm({.x = hidden_,
+                     .weight = weights.mlp_norm.data(),
+                     .out = normed_,
+                     .rows = rows,
+                     .hidden = hidden,
+                     .epsilon = config_.rms_norm_epsilon});
+  backend_->Linear({.x = normed_,
+                    .weight = weights.gate_up.weight.get(),
+                    .bias = weights.gate_up.bias_data(),
+                    .y = gate_up_,
+                    .rows = rows,
+                    .x_stride = hidden,
                     .y_stride = 2 * intermediate});
-  backend_->GatedSilu({.gate_up = gate_up_, .out = activated_, .rows = rows, .width = intermediate});
-  backend_->Linear({.x = activated_, .weight = weights.down.weight.get(), .bias = weights.down.bias_data(),
-                    .y = hidden_, .rows = rows, .x_stride = intermediate, .y_stride = hidden,
+  backend_->GatedSilu(
+      {.gate_up = gate_up_, .out = activated_, .rows = rows, .width = intermediate});
+  backend_->Linear({.x = activated_,
+                    .weight = weights.down.weight.get(),
+                    .bias = weights.down.bias_data(),
+                    .y = hidden_,
+                    .rows = rows,
+                    .x_stride = intermediate,
+                    .y_stride = hidden,
                     .accumulate = true});
 }
 
@@ -161,13 +203,24 @@ void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) 
   const int rows = static_cast<int>(sampled_rows_.size());
   if (rows > 0) {
     sampled_.resize(rows);
-    backend_->RmsNorm({.x = hidden_, .row_ids = sampled_rows_.data(), .weight = weights_.final_norm.data(),
-                       .out = normed_, .rows = rows, .hidden = config_.hidden_size,
+    backend_->RmsNorm({.x = hidden_,
+                       .row_ids = sampled_rows_.data(),
+                       .weight = weights_.final_norm.data(),
+                       .out = normed_,
+                       .rows = rows,
+                       .hidden = config_.hidden_size,
                        .epsilon = config_.rms_norm_epsilon});
-    backend_->Linear({.x = normed_, .weight = weights_.head.get(), .y = logits_, .rows = rows,
-                      .x_stride = config_.hidden_size, .y_stride = config_.vocab_size});
-    backend_->SampleTokens({.logits = logits_, .params = sampling_.data(), .tokens = sampled_.data(),
-                            .rows = rows, .vocab = config_.vocab_size});
+    backend_->Linear({.x = normed_,
+                      .weight = weights_.head.get(),
+                      .y = logits_,
+                      .rows = rows,
+                      .x_stride = config_.hidden_size,
+                      .y_stride = config_.vocab_size});
+    backend_->SampleTokens({.logits = logits_,
+                            .params = sampling_.data(),
+                            .tokens = sampled_.data(),
+                            .rows = rows,
+                            .vocab = config_.vocab_size});
   }
   backend_->Synchronize();
   int next = 0;

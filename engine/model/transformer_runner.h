@@ -1,9 +1,9 @@
-// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend, and the KV
-// pool that it writes and reads.
+// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend,
+// and the KV pool that it writes and reads.
 //
-// Thread: the engine's. Ownership: owns weights, pool and activations; the backend outlives it. Everything is
-// allocated by Create; a step allocates nothing.
-// A row's result depends on its own sequence alone: see kernels/README.md for the ops' part of that promise.
+// Thread: the engine's. Ownership: owns weights, pool and activations; the backend outlives it.
+// Everything is allocated by Create; a step allocates nothing. A row's result depends on its own
+// sequence alone: see kernels/README.md for the ops' part of that promise.
 #pragma once
 
 #include <memory>
@@ -36,13 +36,13 @@ class TransformerRunner final : public ModelRunner {
 
   void Run(const StepInputs& inputs, StepOutputs* outputs) override;
 
-  // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order. Valid until
-  // the next Run. For tests and prompt scoring.
+  // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
+  // Valid until the next Run. For tests and prompt scoring.
   std::span<const float> logits() const;
 
  private:
-  TransformerRunner(kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
-                    const TransformerRunnerOptions& options);
+  TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
+                    TransformerWeights weights, const TransformerRunnerOptions& options);
   absl::Status Allocate();
   absl::StatusOr<float*> AllocateFloats(const char* what, int64_t count);
   void FillRopeTables();
@@ -66,8 +66,8 @@ class TransformerRunner final : public ModelRunner {
   float* activated_ = nullptr;  // [max_rows, intermediate]
   float* logits_ = nullptr;     // [max_segments, vocab]
 
-  std::vector<kernels::Segment> segments_;          // of this step
-  std::vector<int32_t> sampled_rows_;               // last rows of segments that want a token
+  std::vector<kernels::Segment> segments_;  // of this step
+  std::vector<int32_t> sampled_rows_;       // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
   std::vector<int32_t> sampled_;
 };

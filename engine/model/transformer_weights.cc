@@ -26,8 +26,8 @@ std::vector<float> Widen(const TensorData& tensor) {
   return values;
 }
 
-// Puts matrices that read the same input under each other, so that one product serves them all. Parts of
-// different dtypes are widened to float32.
+// Puts matrices that read the same input under each other, so that one product serves them all.
+// Parts of different dtypes are widened to float32.
 TensorData StackRows(std::vector<TensorData> parts) {
   bool same = true;
   for (const TensorData& part : parts) same = same && part.dtype == parts[0].dtype;
@@ -61,15 +61,18 @@ class Loader {
     weights.dtype = weights.embedding.dtype;
     num_parameters_ += vocab * hidden;
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(absl::StrCat("model.layers.", layer, ".")));
+      AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded,
+                             LoadLayer(absl::StrCat("model.layers.", layer, ".")));
       weights.layers.push_back(std::move(loaded));
     }
     AUGUR_ASSIGN_OR_RETURN(weights.final_norm, Vector("model.norm.weight", hidden));
-    // A checkpoint whose config says "tied" may still carry a copy of the head; transformers ignores it too.
+    // A checkpoint whose config says "tied" may still carry a copy of the head; transformers
+    // ignores it too.
     if (config_.tie_word_embeddings) {
       weights.head = Pack(weights.embedding);
     } else {
-      AUGUR_ASSIGN_OR_RETURN(const TensorData head, checkpoint_.Read("lm_head.weight", {vocab, hidden}));
+      AUGUR_ASSIGN_OR_RETURN(const TensorData head,
+                             checkpoint_.Read("lm_head.weight", {vocab, hidden}));
       num_parameters_ += vocab * hidden;
       weights.head = Pack(head);
     }
@@ -96,16 +99,18 @@ class Loader {
                                              hidden, config_.attention_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.output, Linear({{attention + "o_proj", hidden}}, config_.q_width(),
                                                 config_.attention_bias));
-    AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
-    AUGUR_ASSIGN_OR_RETURN(layer.gate_up, Linear({{mlp + "gate_proj", intermediate},
-                                                  {mlp + "up_proj", intermediate}},
-                                                 hidden, config_.mlp_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm,
+                           Vector(prefix + "post_attention_layernorm.weight", hidden));
+    AUGUR_ASSIGN_OR_RETURN(
+        layer.gate_up, Linear({{mlp + "gate_proj", intermediate}, {mlp + "up_proj", intermediate}},
+                              hidden, config_.mlp_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.down,
                            Linear({{mlp + "down_proj", hidden}}, intermediate, config_.mlp_bias));
     return layer;
   }
 
-  absl::StatusOr<LinearWeights> Linear(const std::vector<Part>& parts, int64_t in_features, bool bias) {
+  absl::StatusOr<LinearWeights> Linear(const std::vector<Part>& parts, int64_t in_features,
+                                       bool bias) {
     LinearWeights linear;
     std::vector<TensorData> matrices;
     for (const Part& part : parts) {
@@ -114,10 +119,12 @@ class Loader {
       num_parameters_ += part.rows * in_features;
       matrices.push_back(std::move(matrix));
       if (!bias) continue;
-      AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values, Vector(part.name + ".bias", part.rows));
+      AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values,
+                             Vector(part.name + ".bias", part.rows));
       linear.bias.insert(linear.bias.end(), values.begin(), values.end());
     }
-    linear.weight = Pack(matrices.size() == 1 ? std::move(matrices[0]) : StackRows(std::move(matrices)));
+    linear.weight =
+        Pack(matrices.size() == 1 ? std::move(matrices[0]) : StackRows(std::move(matrices)));
     return linear;
   }
 

@@ -1,7 +1,8 @@
-// The weights of a decoder-only transformer as the backend's ops read them: fused and packed once at load.
+// The weights of a decoder-only transformer as the backend's ops read them: fused and packed once
+// at load.
 //
-// Thread: immutable after LoadTransformerWeights. Ownership: packed matrices belong to the struct; vectors are
-// plain host memory. Failure: a status naming file and tensor.
+// Thread: immutable after LoadTransformerWeights. Ownership: packed matrices belong to the struct;
+// vectors are plain host memory. Failure: a status naming file and tensor.
 #pragma once
 
 #include <memory>

@@ -54,14 +54,15 @@ std::string DescribeCuda() {
   int driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
-  std::string line = "CUDA runtime " + std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10);
+  std::string line =
+      "CUDA runtime " + std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10);
   if (driver == 0) return line + ", no driver";
   const std::vector<CudaDevice> devices = FindCudaDevices();
   if (devices.empty()) return line + ", no device";
   for (const CudaDevice& device : devices) {
     line += ", cuda:" + std::to_string(device.index) + " " + device.name + " (" +
-            std::to_string(device.num_sms) + " SMs, " + std::to_string(device.total_bytes >> 30) + " GiB" +
-            (device.runs_our_code ? ")" : ", not of this binary's architecture)");
+            std::to_string(device.num_sms) + " SMs, " + std::to_string(device.total_bytes >> 30) +
+            " GiB" + (device.runs_our_code ? ")" : ", not of this binary's architecture)");
   }
   return line;
 }

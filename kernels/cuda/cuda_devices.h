@@ -1,7 +1,8 @@
-// What the CUDA runtime sees on this machine, for --version and start-up messages. Built only in the cuda preset.
+// What the CUDA runtime sees on this machine, for --version and start-up messages. Built only in
+// the cuda preset.
 //
-// Thread: any. Failure: none; a machine without a driver is described as such (the same binary runs there on the
-// CPU).
+// Thread: any. Failure: none; a machine without a driver is described as such (the same binary runs
+// there on the CPU).
 #pragma once
 
 #include <string>

@@ -7,10 +7,10 @@ namespace augur::kernels {
 
 // out[r] = scale * table[ids[r]].
 struct EmbeddingParams {
-  const int32_t* ids = nullptr;   // [rows], each in [0, vocab)
-  const void* table = nullptr;    // [vocab, hidden] of table_dtype
+  const int32_t* ids = nullptr;  // [rows], each in [0, vocab)
+  const void* table = nullptr;   // [vocab, hidden] of table_dtype
   DType table_dtype = DType::kF32;
-  float* out = nullptr;           // [rows, hidden]
+  float* out = nullptr;  // [rows, hidden]
   int rows = 0;
   int vocab = 0;
   int hidden = 0;

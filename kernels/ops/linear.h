@@ -5,8 +5,8 @@
 
 namespace augur::kernels {
 
-// A weight matrix in the layout that one backend's Linear reads; made once at load by Backend::PackWeight.
-// Immutable, may be read by several threads.
+// A weight matrix in the layout that one backend's Linear reads; made once at load by
+// Backend::PackWeight. Immutable, may be read by several threads.
 class PackedWeight {
  public:
   virtual ~PackedWeight() = default;
@@ -15,7 +15,8 @@ class PackedWeight {
   virtual size_t bytes() const = 0;
 };
 
-// Row-major source of a PackedWeight: [out_features, in_features] of dtype, as checkpoints store it.
+// Row-major source of a PackedWeight: [out_features, in_features] of dtype, as checkpoints store
+// it.
 struct WeightSource {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -23,17 +24,17 @@ struct WeightSource {
   int in_features = 0;
 };
 
-// y = x W^T (+ bias) (+ y when accumulate). Row r of y depends on row r of x alone: the same bits for any
-// number of rows and threads.
+// y = x W^T (+ bias) (+ y when accumulate). Row r of y depends on row r of x alone: the same bits
+// for any number of rows and threads.
 struct LinearParams {
-  const float* x = nullptr;     // [rows, in_features], rows x_stride apart
+  const float* x = nullptr;  // [rows, in_features], rows x_stride apart
   const PackedWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features], may be null
   float* y = nullptr;           // [rows, out_features], rows y_stride apart
   int rows = 0;
   int x_stride = 0;
   int y_stride = 0;
-  bool accumulate = false;      // y += instead of y =, for residual connections
+  bool accumulate = false;  // y += instead of y =, for residual connections
 };
 
 }  // namespace augur::kernels

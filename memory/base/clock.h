@@ -1,4 +1,5 @@
-// Time as the engine sees it: monotonic, injectable. Durations and instants are int64 nanoseconds (`_ns`).
+// Time as the engine sees it: monotonic, injectable. Durations and instants are int64 nanoseconds
+// (`_ns`).
 #pragma once
 
 #include <chrono>

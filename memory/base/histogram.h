@@ -1,7 +1,8 @@
 // A histogram with fixed bucket bounds that one thread fills and any thread reads without a lock.
 //
-// Thread: Observe from one thread at a time; Snapshot from any, at any time. A snapshot may be torn between
-// buckets of observations in flight by at most those observations; counts never go backwards.
+// Thread: Observe from one thread at a time; Snapshot from any, at any time. A snapshot may be torn
+// between buckets of observations in flight by at most those observations; counts never go
+// backwards.
 #pragma once
 
 #include <array>
@@ -13,8 +14,8 @@
 namespace augur::memory {
 
 struct HistogramSnapshot {
-  std::vector<double> bounds;     // upper bounds, ascending; the last bucket is +Inf
-  std::vector<uint64_t> counts;   // bounds.size() + 1, not cumulative
+  std::vector<double> bounds;    // upper bounds, ascending; the last bucket is +Inf
+  std::vector<uint64_t> counts;  // bounds.size() + 1, not cumulative
   double sum = 0;
 };
 
@@ -34,8 +35,8 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-// 0.5 ms to 2,560 s, in seconds: fine enough for a token of a millisecond, wide enough for a prefill of
-// forty minutes.
+// 0.5 ms to 2,560 s, in seconds: fine enough for a token of a millisecond, wide enough for a
+// prefill of forty minutes.
 std::vector<double> LatencyBounds();
 // 1, 2, 4, ... up to `max`.
 std::vector<double> PowerOfTwoBounds(double max);

@@ -1,5 +1,5 @@
-// augur-bench: what the kernels and whole steps do on this machine, beside what the machine can do. One JSON line
-// a case on stdout.
+// augur-bench: what the kernels and whole steps do on this machine, beside what the machine can do.
+// One JSON line a case on stdout.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   augur::bench::BenchContext context;
   context.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   app.add_option("--threads", context.threads, "compute threads")->check(CLI::Range(1, 256));
-  app.add_option("--repeats", context.repeats, "runs of each case, the best one counts")->check(CLI::Range(1, 1000));
+  app.add_option("--repeats", context.repeats, "runs of each case, the best one counts")
+      ->check(CLI::Range(1, 1000));
 
   std::vector<int> rows = {1, 4, 16, 64, 512, 2048};
   augur::bench::ModelBenchOptions options;
@@ -30,7 +31,8 @@ int main(int argc, char** argv) {
   CLI::App* prefill = app.add_subcommand("prefill", "prompts in chunks");
   CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
   CLI::App* all = app.add_subcommand("all", "everything");
-  for (CLI::App* command : {matmul, all}) command->add_option("--rows", rows, "rows of x")->delimiter(',');
+  for (CLI::App* command : {matmul, all})
+    command->add_option("--rows", rows, "rows of x")->delimiter(',');
   for (CLI::App* command : {prefill, decode, all}) {
     command->add_option("--model", options.folder, "model folder");
     command->add_option("--chunk", options.chunk, "rows of a prefill step");
@@ -40,7 +42,8 @@ int main(int argc, char** argv) {
   }
   for (CLI::App* command : {decode, all}) {
     command->add_option("--batches", options.batches, "batch sizes, 1 first")->delimiter(',');
-    command->add_option("--contexts", options.contexts, "tokens behind each sequence")->delimiter(',');
+    command->add_option("--contexts", options.contexts, "tokens behind each sequence")
+        ->delimiter(',');
   }
   CLI11_PARSE(app, argc, argv);
 
@@ -48,7 +51,8 @@ int main(int argc, char** argv) {
       augur::kernels::MakeCpuBackend({.num_threads = context.threads});
   context.backend = backend->Describe();
   if (*matmul || *all) augur::bench::RunMatmulBench(backend.get(), context, rows);
-  if ((*prefill || *all) && !augur::bench::RunPrefillBench(backend.get(), context, options)) return 2;
+  if ((*prefill || *all) && !augur::bench::RunPrefillBench(backend.get(), context, options))
+    return 2;
   if ((*decode || *all) && !augur::bench::RunDecodeBench(backend.get(), context, options)) return 2;
   return 0;
 }

@@ -15,8 +15,8 @@ struct Shape {
 };
 
 // The bundled model's matrices, and one of an 8B model.
-constexpr Shape kShapes[] = {{"qkv", 768, 320},    {"output", 320, 512},  {"gate_up", 1792, 320},
-                             {"down", 320, 896},   {"head", 4096, 320},   {"8B", 4096, 4096}};
+constexpr Shape kShapes[] = {{"qkv", 768, 320},  {"output", 320, 512}, {"gate_up", 1792, 320},
+                             {"down", 320, 896}, {"head", 4096, 320},  {"8B", 4096, 4096}};
 
 void RunShape(kernels::Backend* backend, const BenchContext& context, const Shape& shape,
               kernels::DType dtype, int rows, double peak_gflops) {
@@ -28,10 +28,11 @@ void RunShape(kernels::Backend* backend, const BenchContext& context, const Shap
   std::vector<uint16_t> narrow(weights);
   for (size_t i = 0; i < weights; ++i) narrow[i] = kernels::BF16FromFloat(source[i]);
   const bool half = dtype == kernels::DType::kBF16;
-  const auto packed = backend->PackWeight({.data = half ? static_cast<void*>(narrow.data()) : source.data(),
-                                           .dtype = dtype,
-                                           .out_features = shape.out_features,
-                                           .in_features = shape.in_features});
+  const auto packed =
+      backend->PackWeight({.data = half ? static_cast<void*>(narrow.data()) : source.data(),
+                           .dtype = dtype,
+                           .out_features = shape.out_features,
+                           .in_features = shape.in_features});
   std::vector<float> x(size_t(rows) * shape.in_features);
   for (float& value : x) value = uniform(random);
   std::vector<float> y(size_t(rows) * shape.out_features);
@@ -40,8 +41,14 @@ void RunShape(kernels::Backend* backend, const BenchContext& context, const Shap
   const int inner = std::max(1, static_cast<int>(2e9 / flops));
   const double seconds = BestSeconds(context.repeats, [&] {
     for (int i = 0; i < inner; ++i) {
-      backend->Linear({.x = x.data(), .weight = packed.get(), .bias = nullptr, .y = y.data(), .rows = rows,
-                       .x_stride = shape.in_features, .y_stride = shape.out_features, .accumulate = false});
+      backend->Linear({.x = x.data(),
+                       .weight = packed.get(),
+                       .bias = nullptr,
+                       .y = y.data(),
+                       .rows = rows,
+                       .x_stride = shape.in_features,
+                       .y_stride = shape.out_features,
+                       .accumulate = false});
     }
     backend->Synchronize();
   });
@@ -59,7 +66,8 @@ void RunShape(kernels::Backend* backend, const BenchContext& context, const Shap
 
 }  // namespace
 
-void RunMatmulBench(kernels::Backend* backend, const BenchContext& context, const std::vector<int>& rows) {
+void RunMatmulBench(kernels::Backend* backend, const BenchContext& context,
+                    const std::vector<int>& rows) {
   const double peak = kernels::MeasureFmaPeakGflops(context.threads, kernels::CpuIsa::kAuto);
   BenchRecord(context, "peak").Add("float32_gflops", peak).Print();
   for (const Shape& shape : kShapes) {

@@ -8,6 +8,7 @@
 
 namespace augur::bench {
 
-void RunMatmulBench(kernels::Backend* backend, const BenchContext& context, const std::vector<int>& rows);
+void RunMatmulBench(kernels::Backend* backend, const BenchContext& context,
+                    const std::vector<int>& rows);
 
 }  // namespace augur::bench

@@ -23,14 +23,15 @@ constexpr int kDecodeSteps = 8;
 int64_t LayerWeightsOf(const engine::ModelConfig& config) {
   const int64_t attention =
       int64_t{config.hidden_size} * (2 * config.q_width() + 2 * config.kv_width());
-  return config.num_layers * (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
+  return config.num_layers *
+         (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
 }
 
 // A model with a pool for `sequences` of `tokens` each; blocks lie one after the other.
 class BenchModel {
  public:
-  static std::unique_ptr<BenchModel> Load(kernels::Backend* backend, const std::string& folder, int max_rows,
-                                          int sequences, int tokens) {
+  static std::unique_ptr<BenchModel> Load(kernels::Backend* backend, const std::string& folder,
+                                          int max_rows, int sequences, int tokens) {
     auto model = std::make_unique<BenchModel>();
     const auto config = engine::LoadModelConfig(folder);
     if (!config.ok()) return Refuse(config.status());
@@ -56,7 +57,9 @@ class BenchModel {
   // Rows [first, first + count) of a sequence whose tokens repeat a pattern.
   void AddRows(int sequence, int first, int count, bool wants_token) {
     StepSegment segment;
-    segment.rows = {.first_row = static_cast<int>(ids_.size()), .num_rows = count, .first_position = first,
+    segment.rows = {.first_row = static_cast<int>(ids_.size()),
+                    .num_rows = count,
+                    .first_position = first,
                     .block_table = blocks.data() + size_t(sequence) * blocks_each};
     segment.wants_token = wants_token;
     segment.sampling.temperature = 0;
@@ -95,7 +98,8 @@ class BenchModel {
   engine::StepOutputs outputs_;
 };
 
-// Multiply-adds counted as two: linears for every token, attention over what lies before it, one head row.
+// Multiply-adds counted as two: linears for every token, attention over what lies before it, one
+// head row.
 double PrefillFlops(const engine::ModelConfig& config, int tokens) {
   const double pairs = 0.5 * tokens * (tokens + 1.0);
   const double linear = 2.0 * static_cast<double>(LayerWeightsOf(config)) * tokens;
@@ -105,7 +109,8 @@ double PrefillFlops(const engine::ModelConfig& config, int tokens) {
 
 }  // namespace
 
-bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context, const ModelBenchOptions& options) {
+bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context,
+                     const ModelBenchOptions& options) {
   const double peak = kernels::MeasureFmaPeakGflops(context.threads, kernels::CpuIsa::kAuto);
   const int longest = *std::max_element(options.prompts.begin(), options.prompts.end());
   const auto model = BenchModel::Load(backend, options.folder, options.chunk, 1, longest);
@@ -126,31 +131,37 @@ bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context, con
   return true;
 }
 
-bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context, const ModelBenchOptions& options) {
+bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
+                    const ModelBenchOptions& options) {
   const int most = *std::max_element(options.batches.begin(), options.batches.end());
   const int longest = *std::max_element(options.contexts.begin(), options.contexts.end());
-  const auto model =
-      BenchModel::Load(backend, options.folder, std::max(options.chunk, most), most, longest + kDecodeSteps);
+  const auto model = BenchModel::Load(backend, options.folder, std::max(options.chunk, most), most,
+                                      longest + kDecodeSteps);
   if (model == nullptr) return false;
   const engine::ModelConfig& config = model->config;
   const double element = static_cast<double>(kernels::BytesOf(model->dtype));
   const double weight_bytes =
-      element * static_cast<double>(LayerWeightsOf(config) + int64_t{config.hidden_size} * config.vocab_size);
+      element *
+      static_cast<double>(LayerWeightsOf(config) + int64_t{config.hidden_size} * config.vocab_size);
   std::map<int, double> alone;  // tokens/s at batch 1, by context
   for (const int tokens : options.contexts) {
-    for (int sequence = 0; sequence < most; ++sequence) model->Prefill(sequence, tokens, options.chunk);
+    for (int sequence = 0; sequence < most; ++sequence)
+      model->Prefill(sequence, tokens, options.chunk);
     for (const int batch : options.batches) {
-      const double seconds = BestSeconds(context.repeats, [&] {
-                               for (int step = 0; step < kDecodeSteps; ++step) {
-                                 for (int s = 0; s < batch; ++s) model->AddRows(s, tokens + step, 1, true);
-                                 model->Run();
-                               }
-                             }) /
+      const double seconds = BestSeconds(context.repeats,
+                                         [&] {
+                                           for (int step = 0; step < kDecodeSteps; ++step) {
+                                             for (int s = 0; s < batch; ++s)
+                                               model->AddRows(s, tokens + step, 1, true);
+                                             model->Run();
+                                           }
+                                         }) /
                              kDecodeSteps;
-      const double kv_bytes =
-          element * 2.0 * config.num_layers * config.kv_width() * (tokens + 0.5 * kDecodeSteps) * batch;
+      const double kv_bytes = element * 2.0 * config.num_layers * config.kv_width() *
+                              (tokens + 0.5 * kDecodeSteps) * batch;
       const double bytes = weight_bytes + kv_bytes;
-      const double bandwidth = kernels::MeasureReadBandwidthGBps(context.threads, static_cast<size_t>(bytes));
+      const double bandwidth =
+          kernels::MeasureReadBandwidthGBps(context.threads, static_cast<size_t>(bytes));
       const double bound_ms = bytes / bandwidth / 1e6;
       if (batch == 1) alone[tokens] = 1 / seconds;
       BenchRecord record(context, "decode");

@@ -8,13 +8,13 @@
 #include "tests/support/completion_call.h"
 #include "tests/support/daemon_process.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 constexpr uint32_t kBlock = 64;
 constexpr char kPrompt[] = "The configuration file consists of lines with a key and a value.";
 
-class CompletionTest : public ::testing::Test {
+class CompletionTest : public testing::Test {
  protected:
   static void SetUpTestSuite() { daemon_ = DaemonProcess::Start().release(); }
   static void TearDownTestSuite() {
@@ -241,4 +241,4 @@ TEST_F(CompletionTest, AMessageOfManyMegabytesArrivesAndIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -9,7 +9,7 @@
 #include "tests/support/completion_call.h"
 #include "tests/support/daemon_process.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 constexpr int kWorkers = 8;
@@ -135,4 +135,4 @@ TEST(DrainTest, ASecondSignalHurries) {
 }
 
 }  // namespace
-}  // namespace augur::testing
+}  // namespace augur::tests

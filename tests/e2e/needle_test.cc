@@ -10,7 +10,7 @@
 #include "tests/support/completion_call.h"
 #include "tests/support/daemon_process.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 constexpr int kMustBeRight = 19;  // of 20
@@ -51,7 +51,7 @@ std::vector<std::string> AskFromPython(const std::string& address, const std::st
   return answers.get<std::vector<std::string>>();
 }
 
-class NeedleTest : public ::testing::Test {
+class NeedleTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     // Room for all documents of one length at once.
@@ -122,4 +122,4 @@ TEST_F(NeedleTest, SameTextInABatchOf32) {
 }
 
 }  // namespace
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -4,7 +4,7 @@
 
 #include "nlohmann/json.hpp"
 
-namespace augur::testing {
+namespace augur::tests {
 
 std::vector<Needle> LoadNeedles(const std::string& length) {
   std::ifstream file(AUGUR_NEEDLES);
@@ -23,4 +23,4 @@ bool IsRight(const Needle& needle, const std::string& text) {
          text.compare(begin, needle.answer.size(), needle.answer) == 0;
 }
 
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace augur::testing {
+namespace augur::tests {
 
 struct Needle {
   std::string prompt;
@@ -20,4 +20,4 @@ std::vector<Needle> LoadNeedles(const std::string& length);
 // Whether `text` begins with the answer, after blanks.
 bool IsRight(const Needle& needle, const std::string& text);
 
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -5,12 +5,11 @@
 #include "tests/support/completion_call.h"
 #include "tests/support/daemon_process.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 constexpr char kPrompt[] = "The key gives the directory in which the data is kept. The directory";
-constexpr uint32_t kTokens =
-    6000;  // far more than the connection's windows and the daemon's buffer hold
+constexpr uint32_t kTokens = 1500;  // far more than windows and buffer hold
 
 v1::CompleteRequest LongRequest() {
   v1::CompleteRequest request = GreedyRequest(kPrompt, kTokens);
@@ -73,4 +72,4 @@ TEST(SlowReaderTest, IsEndedAfterTheLimit) {
 }
 
 }  // namespace
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -10,19 +10,29 @@ namespace {
 constexpr BatchLimits kLimits{.max_batch = 4, .max_batched_tokens = 4 + 256};
 
 RunningView Decoding(memory::SequenceId id, int num_tokens) {
-  return {.id = id, .num_tokens = num_tokens, .num_computed = num_tokens - 1,
-          .num_blocks = BlocksFor(num_tokens - 1), .reclaimable_blocks = BlocksFor(num_tokens - 1),
-          .decoding = true, .paused = false};
+  return {.id = id,
+          .num_tokens = num_tokens,
+          .num_computed = num_tokens - 1,
+          .num_blocks = BlocksFor(num_tokens - 1),
+          .reclaimable_blocks = BlocksFor(num_tokens - 1),
+          .decoding = true,
+          .paused = false};
 }
 
 RunningView Prefilling(memory::SequenceId id, int num_tokens, int num_computed) {
-  return {.id = id, .num_tokens = num_tokens, .num_computed = num_computed,
-          .num_blocks = BlocksFor(num_tokens), .reclaimable_blocks = BlocksFor(num_tokens),
-          .decoding = false, .paused = false};
+  return {.id = id,
+          .num_tokens = num_tokens,
+          .num_computed = num_computed,
+          .num_blocks = BlocksFor(num_tokens),
+          .reclaimable_blocks = BlocksFor(num_tokens),
+          .decoding = false,
+          .paused = false};
 }
 
 WaitingView Waiting(memory::SequenceId id, int num_tokens, int hit_blocks = 0) {
-  return {.id = id, .num_tokens = num_tokens, .hit_blocks = hit_blocks,
+  return {.id = id,
+          .num_tokens = num_tokens,
+          .hit_blocks = hit_blocks,
           .cost_blocks = BlocksFor(num_tokens) - hit_blocks};
 }
 
@@ -35,7 +45,8 @@ const PlannedSegment* Find(const BatchPlan& plan, memory::SequenceId id) {
 
 TEST(BatcherTest, DecodesComeFirstAndPrefillFillsTheBudget) {
   const BatchPlan plan = PlanStep(
-      {.running = {Prefilling(1, 1000, 0), Decoding(2, 100)}, .waiting = {}, .available_blocks = 9}, kLimits);
+      {.running = {Prefilling(1, 1000, 0), Decoding(2, 100)}, .waiting = {}, .available_blocks = 9},
+      kLimits);
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0].sequence, 2u);
   EXPECT_TRUE(plan.segments[0].samples);
@@ -44,8 +55,8 @@ TEST(BatcherTest, DecodesComeFirstAndPrefillFillsTheBudget) {
 }
 
 TEST(BatcherTest, TheLastChunkEndsWithTheSequenceAndSamples) {
-  const BatchPlan plan =
-      PlanStep({.running = {Prefilling(1, 1000, 960)}, .waiting = {}, .available_blocks = 0}, kLimits);
+  const BatchPlan plan = PlanStep(
+      {.running = {Prefilling(1, 1000, 960)}, .waiting = {}, .available_blocks = 0}, kLimits);
   ASSERT_EQ(plan.segments.size(), 1u);
   EXPECT_EQ(plan.segments[0].num_tokens, 40);
   EXPECT_TRUE(plan.segments[0].samples);
@@ -71,23 +82,27 @@ TEST(BatcherTest, TheYoungestIsPreemptedAndNothingIsAdmittedBesideIt) {
 
 TEST(BatcherTest, TheOneThatAsksIsTheVictimWhenItIsTheYoungest) {
   const BatchPlan plan = PlanStep(
-      {.running = {Decoding(1, 100), Decoding(2, 65)}, .waiting = {}, .available_blocks = 0}, kLimits);
+      {.running = {Decoding(1, 100), Decoding(2, 65)}, .waiting = {}, .available_blocks = 0},
+      kLimits);
   EXPECT_EQ(plan.preemptions, (std::vector<memory::SequenceId>{2}));
   EXPECT_EQ(plan.segments.size(), 1u);
 }
 
 TEST(BatcherTest, AdmissionIsInOrderAndTheHeadThatDoesNotFitBlocksTheRest) {
-  const BatchPlan plan = PlanStep(
-      {.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 9}, kLimits);
+  const BatchPlan plan =
+      PlanStep({.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 9},
+               kLimits);
   EXPECT_TRUE(plan.admissions.empty()) << "ten blocks asked, nine there: 2 must not overtake 1";
   const BatchPlan fits = PlanStep(
-      {.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 12}, kLimits);
+      {.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 12},
+      kLimits);
   EXPECT_EQ(fits.admissions.size(), 2u);
 }
 
 TEST(BatcherTest, AdmissionLeavesASpareBlockForEachRunningSequence) {
-  const BatchState state{
-      .running = {Decoding(1, 10), Decoding(2, 10)}, .waiting = {Waiting(3, 64)}, .available_blocks = 2};
+  const BatchState state{.running = {Decoding(1, 10), Decoding(2, 10)},
+                         .waiting = {Waiting(3, 64)},
+                         .available_blocks = 2};
   EXPECT_TRUE(PlanStep(state, kLimits).admissions.empty());
   BatchState roomy = state;
   roomy.available_blocks = 3;
@@ -101,8 +116,8 @@ TEST(BatcherTest, BatchIsBounded) {
 }
 
 TEST(BatcherTest, AHitStartsBehindTheCachedBlocks) {
-  const BatchPlan plan = PlanStep(
-      {.running = {}, .waiting = {Waiting(1, 130, 2)}, .available_blocks = 4}, kLimits);
+  const BatchPlan plan =
+      PlanStep({.running = {}, .waiting = {Waiting(1, 130, 2)}, .available_blocks = 4}, kLimits);
   ASSERT_EQ(plan.admissions.size(), 1u);
   EXPECT_EQ(plan.admissions[0].hit_blocks, 2);
   ASSERT_EQ(plan.segments.size(), 1u);
@@ -121,7 +136,8 @@ TEST(BatcherTest, AShortPromptRunsBesideALongOne) {
 }
 
 TEST(BatcherTest, PausedSequencesTakeNoRowsButCanBePreempted) {
-  BatchState state{.running = {Decoding(1, 65), Decoding(2, 30)}, .waiting = {}, .available_blocks = 0};
+  BatchState state{
+      .running = {Decoding(1, 65), Decoding(2, 30)}, .waiting = {}, .available_blocks = 0};
   state.running[1].paused = true;
   const BatchPlan plan = PlanStep(state, kLimits);
   EXPECT_EQ(plan.preemptions, (std::vector<memory::SequenceId>{2}));
@@ -130,10 +146,9 @@ TEST(BatcherTest, PausedSequencesTakeNoRowsButCanBePreempted) {
 }
 
 TEST(BatcherTest, PlansPrintThemselves) {
-  const BatchPlan plan = PlanStep({.running = {Decoding(1, 65), Decoding(2, 65)},
-                                   .waiting = {},
-                                   .available_blocks = 1},
-                                  kLimits);
+  const BatchPlan plan = PlanStep(
+      {.running = {Decoding(1, 65), Decoding(2, 65)}, .waiting = {}, .available_blocks = 1},
+      kLimits);
   EXPECT_EQ(plan.ToString(), "preempt 2; admit; run 1x1+");
 }
 

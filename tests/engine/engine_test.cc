@@ -1,5 +1,5 @@
-// The threaded engine around a model without mathematics: admission, order of events, queue limits, deadlines,
-// cancels, slow readers, drain, and that nothing is left behind.
+// The threaded engine around a model without mathematics: admission, order of events, queue limits,
+// deadlines, cancels, slow readers, drain, and that nothing is left behind.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -86,7 +86,8 @@ class EngineTest : public testing::Test {
  protected:
   void Start(const EngineOptions& options) {
     auto runner = std::make_unique<RecordingRunner>(options.num_blocks, nullptr, 0);
-    engine_ = std::make_unique<Engine>(options, std::vector<TokenId>{1}, std::move(runner), nullptr, &clock_);
+    engine_ = std::make_unique<Engine>(options, std::vector<TokenId>{1}, std::move(runner), nullptr,
+                                       &clock_);
   }
 
   std::shared_ptr<Request> Make(int prompt_tokens, uint32_t max_tokens, int first = 2) {
@@ -101,7 +102,9 @@ class EngineTest : public testing::Test {
     return request;
   }
 
-  static RecordingSink& SinkOf(const Request& request) { return static_cast<RecordingSink&>(*request.sink); }
+  static RecordingSink& SinkOf(const Request& request) {
+    return static_cast<RecordingSink&>(*request.sink);
+  }
 
   static std::vector<TokenId> Reference(const Request& request, uint32_t count) {
     std::vector<TokenId> tokens = request.prompt;
@@ -350,7 +353,8 @@ TEST_F(EngineTest, AThousandCancelsAtRandomMomentsLeaveEveryBlockFree) {
   while (!engine_->idle()) std::this_thread::yield();
   // The sinks have heard the end; the gauges follow at the end of the step.
   const int64_t limit_ns = clock_.NowNs() + 5 * memory::kNsPerSecond;
-  while (engine_->stats().blocks_held.load() != 0 && clock_.NowNs() < limit_ns) std::this_thread::yield();
+  while (engine_->stats().blocks_held.load() != 0 && clock_.NowNs() < limit_ns)
+    std::this_thread::yield();
   ExpectNothingHeld();
 }
 

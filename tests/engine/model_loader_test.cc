@@ -1,5 +1,5 @@
-// Folders as people have them (dtypes, shards, tied heads), and folders that are broken: one status naming file,
-// key or tensor, never a crash.
+// Folders as people have them (dtypes, shards, tied heads), and folders that are broken: one status
+// naming file, key or tensor, never a crash.
 #include "engine/model/model_loader.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,9 @@ const std::string& GoldenFolder() {
   return folder;
 }
 
-nlohmann::json GoldenConfig() { return nlohmann::json::parse(ReadWhole(GoldenFolder() + "/config.json")); }
+nlohmann::json GoldenConfig() {
+  return nlohmann::json::parse(ReadWhole(GoldenFolder() + "/config.json"));
+}
 
 class ModelLoaderTest : public testing::Test {
  protected:
@@ -41,7 +43,9 @@ class ModelLoaderTest : public testing::Test {
                                       .max_batch = 4,
                                       .max_batched_tokens = 128});
   }
-  void WriteConfig(const nlohmann::json& config) { WriteWhole(scratch_.path() + "/config.json", config.dump()); }
+  void WriteConfig(const nlohmann::json& config) {
+    WriteWhole(scratch_.path() + "/config.json", config.dump());
+  }
   std::string weights_path() const { return scratch_.path() + "/model.safetensors"; }
 
   // The folder is refused, and the message holds every one of `words`.
@@ -63,7 +67,8 @@ class ModelLoaderTest : public testing::Test {
     const std::vector<int32_t> ids = {5, 6, 7, 8, 300, 2, 1, 9};
     const std::vector<int32_t> table = {3};
     StepSegment segment;
-    segment.rows = {.first_row = 0, .num_rows = 8, .first_position = 0, .block_table = table.data()};
+    segment.rows = {
+        .first_row = 0, .num_rows = 8, .first_position = 0, .block_table = table.data()};
     segment.wants_token = true;
     segment.sampling.temperature = 0;
     StepOutputs outputs;
@@ -197,8 +202,8 @@ TEST_F(ModelLoaderTest, BrokenFilesAreRefused) {
     std::memcpy(bytes.data(), &length, 8);
     return bytes;
   };
-  for (const uint64_t length : {uint64_t{0}, uint64_t{1}, uint64_t{7}, whole.size() - 7, uint64_t{1} << 40,
-                                uint64_t{1} << 63, ~uint64_t{0}}) {
+  for (const uint64_t length : {uint64_t{0}, uint64_t{1}, uint64_t{7}, whole.size() - 7,
+                                uint64_t{1} << 40, uint64_t{1} << 63, ~uint64_t{0}}) {
     WriteWhole(weights_path(), with_length(length));
     ExpectRefused({"model.safetensors"});
   }
@@ -216,7 +221,8 @@ TEST_F(ModelLoaderTest, AShardThatIsMissingOrElsewhereIsRefused) {
   tests::WriteShards(scratch_.path(), tensors, 2);
   std::filesystem::remove(scratch_.path() + "/model-1.safetensors");
   ExpectRefused({"model-1.safetensors"});
-  WriteWhole(scratch_.path() + "/model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");
+  WriteWhole(scratch_.path() + "/model.safetensors.index.json",
+             R"({"weight_map": {"a": "../x.safetensors"}})");
   ExpectRefused({"index.json", "same folder"});
 }
 
@@ -234,7 +240,8 @@ TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {
   options.kv_bytes = 1000;
   model = LoadModel(backend_.get(), options);
   ASSERT_FALSE(model.ok());
-  EXPECT_NE(std::string(model.status().message()).find("kv_bytes"), std::string::npos) << model.status();
+  EXPECT_NE(std::string(model.status().message()).find("kv_bytes"), std::string::npos)
+      << model.status();
 }
 
 }  // namespace

@@ -47,11 +47,12 @@ class World final : public engine::TokenOutput {
     options_.max_context = 64 * Draw(2, 20);
     options_.slow_reader_timeout_ns = Draw(1, 50) * 1000 * kNsPerRow;
     secret_.fill(static_cast<uint8_t>(seed));
-    // Half of the kinds of trouble are off in any one world, so that each also meets quiet neighbours.
+    // Half of the kinds of trouble are off in any one world, so that each also meets quiet
+    // neighbours.
     for (bool& on : features_) on = Draw(0, 1) == 1;
     runner_ = std::make_unique<RecordingRunner>(options_.num_blocks, &clock_, kNsPerRow);
-    core_ = std::make_unique<engine::EngineCore>(options_, std::vector<int32_t>{1}, runner_.get(), this,
-                                                 &stats_, &clock_);
+    core_ = std::make_unique<engine::EngineCore>(options_, std::vector<int32_t>{1}, runner_.get(),
+                                                 this, &stats_, &clock_);
     // Whole blocks too: a prompt that is cached to its last token must still compute one.
     for (int i = 0; i < 4; ++i) {
       stems_.push_back(RandomTokens(i % 2 == 0 ? 64 * Draw(1, 5) : Draw(1, 64 * 6)));
@@ -67,7 +68,8 @@ class World final : public engine::TokenOutput {
     if (result_.fault.empty()) WindDown();
     result_.preemptions = static_cast<int64_t>(stats_.preemptions.load());
     result_.prefix_hits = static_cast<int64_t>(stats_.prefix_hit_blocks.load());
-    if (!result_.fault.empty()) absl::StrAppend(&result_.fault, " (operation ", result_.operations, ")");
+    if (!result_.fault.empty())
+      absl::StrAppend(&result_.fault, " (operation ", result_.operations, ")");
     return result_;
   }
 
@@ -79,7 +81,9 @@ class World final : public engine::TokenOutput {
   enum Feature { kCancels, kDeadlines, kSlowReaders, kStopMatches, kPoison, kDrains, kNumFeatures };
 
   int Draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
-  bool Chance(Feature feature, int percent) { return features_[feature] && Draw(1, 100) <= percent; }
+  bool Chance(Feature feature, int percent) {
+    return features_[feature] && Draw(1, 100) <= percent;
+  }
   void Fault(const std::string& what) {
     if (result_.fault.empty()) result_.fault = what;
   }
@@ -104,7 +108,8 @@ class World final : public engine::TokenOutput {
       client->request->paused = Draw(0, 2) == 0;
     } else if (dice <= 97) {
       clock_.Advance(Draw(0, 2000) * kNsPerRow);
-    } else if (Chance(kStopMatches, 50) && client->transcript.size() > client->request->prompt.size()) {
+    } else if (Chance(kStopMatches, 50) &&
+               client->transcript.size() > client->request->prompt.size()) {
       client->request->stop_matched = true;
     } else if (Chance(kDrains, 5)) {
       core_->EndQueued(absl::UnavailableError("drain"));
@@ -163,13 +168,15 @@ class World final : public engine::TokenOutput {
     const engine::BatchPlan& plan = core_->last_plan();
     if (report.rows != plan.num_rows()) Fault("a planned row was not run");
     if (report.rows > options_.max_batched_tokens) Fault("more rows than the budget");
-    // The oldest running sequence is never a victim: victims come youngest first and one always stays.
+    // The oldest running sequence is never a victim: victims come youngest first and one always
+    // stays.
     for (size_t i = 1; i < plan.preemptions.size(); ++i) {
       if (plan.preemptions[i] > plan.preemptions[i - 1]) Fault("victims not youngest first");
     }
     if (!plan.preemptions.empty()) {
       if (!plan.admissions.empty()) Fault("admitted in a step that preempts");
-      if (plan.segments.empty() && core_->kv().num_tables() == 0) Fault("preempted the oldest sequence");
+      if (plan.segments.empty() && core_->kv().num_tables() == 0)
+        Fault("preempted the oldest sequence");
       recent_preemptions_ += static_cast<int64_t>(plan.preemptions.size());
     }
     ForgetEnded();
@@ -184,12 +191,14 @@ class World final : public engine::TokenOutput {
 
   void Receive(const TokenEvent& event) {
     const auto found = clients_.find(event.request.get());
-    if (found == clients_.end() || found->second.ended) return Fault("an event after the terminal one");
+    if (found == clients_.end() || found->second.ended)
+      return Fault("an event after the terminal one");
     Client& client = found->second;
     switch (event.kind) {
       case TokenEvent::Kind::kProgress:
         if (event.progress.processed_tokens <= client.last_progress) Fault("progress did not move");
-        if (event.progress.processed_tokens > client.request->prompt.size()) Fault("progress too far");
+        if (event.progress.processed_tokens > client.request->prompt.size())
+          Fault("progress too far");
         client.last_progress = event.progress.processed_tokens;
         return;
       case TokenEvent::Kind::kToken: {
@@ -232,7 +241,8 @@ class World final : public engine::TokenOutput {
         if (!client.poisoned) Fault("a healthy row failed");
         return;
       case absl::StatusCode::kUnavailable:
-        if (client.transcript.size() > client.request->prompt.size()) Fault("a drain ended a running stream");
+        if (client.transcript.size() > client.request->prompt.size())
+          Fault("a drain ended a running stream");
         return;
       default:
         Fault(absl::StrCat("unexpected status ", event.status.ToString()));
@@ -242,10 +252,12 @@ class World final : public engine::TokenOutput {
   void Check() {
     core_->CheckInvariants();
     const memory::KvCounts counts = core_->kv().counts();
-    if (counts.held + counts.cached + counts.free != options_.num_blocks) Fault("blocks do not add up");
+    if (counts.held + counts.cached + counts.free != options_.num_blocks)
+      Fault("blocks do not add up");
   }
 
-  // No new work and no trouble: everything must end within a bounded number of steps and leave every block.
+  // No new work and no trouble: everything must end within a bounded number of steps and leave
+  // every block.
   void WindDown() {
     int64_t rows = 0;
     for (auto& [key, client] : clients_) {
@@ -282,6 +294,8 @@ class World final : public engine::TokenOutput {
 
 }  // namespace
 
-SimulationResult RunSimulation(uint64_t seed, int64_t operations) { return World(seed).Run(operations); }
+SimulationResult RunSimulation(uint64_t seed, int64_t operations) {
+  return World(seed).Run(operations);
+}
 
 }  // namespace augur::tests

@@ -1,6 +1,6 @@
-// A seeded simulation of batcher, block manager and engine core in virtual time: random arrivals with shared
-// prefixes and tenants, cancels, deadlines, slow readers, stop matches, poisoned rows and drains over tiny pools,
-// with every invariant checked after every operation.
+// A seeded simulation of batcher, block manager and engine core in virtual time: random arrivals
+// with shared prefixes and tenants, cancels, deadlines, slow readers, stop matches, poisoned rows
+// and drains over tiny pools, with every invariant checked after every operation.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct SimulationResult {
   std::string fault;        // empty: clean; else what broke, with the operation's number
 };
 
-// One world of about `operations` operations; the same seed gives the same run. A broken CHECK in the code
-// under test aborts the process after the seed was printed by the caller.
+// One world of about `operations` operations; the same seed gives the same run. A broken CHECK in
+// the code under test aborts the process after the seed was printed by the caller.
 SimulationResult RunSimulation(uint64_t seed, int64_t operations);
 
 }  // namespace augur::tests

@@ -1,5 +1,6 @@
-// engine_simulation [--seed N] [--operations N] [--operations-per-seed N]: runs worlds of consecutive seeds until
-// the operations are spent; exits 1 and prints the seed of the first that breaks.
+// engine_simulation [--seed N] [--operations N] [--operations-per-seed N]: runs worlds of
+// consecutive seeds until the operations are spent; exits 1 and prints the seed of the first that
+// breaks.
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,6 @@
-// Stop strings and UTF-8 on the way from ids to text, against a slow reference over random token streams: byte
-// tokens, cuts inside characters, invalid bytes, stops across token edges, hidden tokens.
+// Stop strings and UTF-8 on the way from ids to text, against a slow reference over random token
+// streams: byte tokens, cuts inside characters, invalid bytes, stops across token edges, hidden
+// tokens.
 #include "engine/token_emitter.h"
 
 #include <gtest/gtest.h>
@@ -14,19 +15,21 @@ namespace augur::engine {
 namespace {
 
 std::unique_ptr<Tokenizer> DemoTokenizer() {
-  auto tokenizer = LoadTokenizer(std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m/tokenizer.json");
+  auto tokenizer =
+      LoadTokenizer(std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m/tokenizer.json");
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   return *std::move(tokenizer);
 }
 
 struct Shown {
   std::string text;
-  std::string matched;     // empty: no stop string
-  size_t tokens = 0;       // accounted for in chunks
-  size_t fed = 0;          // tokens taken until the end
+  std::string matched;  // empty: no stop string
+  size_t tokens = 0;    // accounted for in chunks
+  size_t fed = 0;       // tokens taken until the end
 };
 
-Shown RunStream(const Tokenizer& tokenizer, const Request& request, const std::vector<TokenId>& ids) {
+Shown RunStream(const Tokenizer& tokenizer, const Request& request,
+                const std::vector<TokenId>& ids) {
   TextStream stream(&tokenizer, request);
   Shown shown;
   TokenChunk chunk;
@@ -48,7 +51,8 @@ Shown RunStream(const Tokenizer& tokenizer, const Request& request, const std::v
 }
 
 // Decodes ever longer beginnings in one go and looks for the first stop string to be complete.
-Shown RunReference(const Tokenizer& tokenizer, const Request& request, const std::vector<TokenId>& ids) {
+Shown RunReference(const Tokenizer& tokenizer, const Request& request,
+                   const std::vector<TokenId>& ids) {
   Shown shown;
   const std::vector<std::string>& stops = request.stopping.stop;
   const std::string all = tokenizer.Decode(ids, true);
@@ -58,7 +62,8 @@ Shown RunReference(const Tokenizer& tokenizer, const Request& request, const std
     const size_t begin = all.find(stop);
     if (begin == std::string::npos) continue;
     const size_t end = begin + stop.size();
-    if (best_end == std::string::npos || end < best_end || (end == best_end && begin < best_begin)) {
+    if (best_end == std::string::npos || end < best_end ||
+        (end == best_end && begin < best_begin)) {
       best_end = end;
       best_begin = begin;
       shown.matched = stop;
@@ -85,11 +90,15 @@ TEST(TextStreamTest, EqualsASlowReferenceOnRandomStreams) {
     const std::string alphabet = "ab\u00e9\u4f60\U0001F600 c";
     for (uint32_t i = 0, count = 1 + random() % 40; i < count; ++i) {
       switch (random() % 4) {
-        case 0: ids.push_back(byte_ids[random() % 256]); break;
-        case 1: ids.push_back(static_cast<TokenId>(random() % tokenizer->vocab_size())); break;
+        case 0:
+          ids.push_back(byte_ids[random() % 256]);
+          break;
+        case 1:
+          ids.push_back(static_cast<TokenId>(random() % tokenizer->vocab_size()));
+          break;
         default: {
-          const std::vector<TokenId> piece = tokenizer->Encode(
-              alphabet, {.add_special_tokens = false, .parse_special = false});
+          const std::vector<TokenId> piece =
+              tokenizer->Encode(alphabet, {.add_special_tokens = false, .parse_special = false});
           ids.push_back(piece[random() % piece.size()]);
         }
       }
@@ -101,7 +110,8 @@ TEST(TextStreamTest, EqualsASlowReferenceOnRandomStreams) {
       while (begin > 0 && (whole[begin] & 0xc0) == 0x80) --begin;
       size_t end = std::min(whole.size(), begin + 1 + random() % 8);
       while (end < whole.size() && (whole[end] & 0xc0) == 0x80) ++end;
-      request.stopping.stop.push_back(random() % 5 == 0 ? "never there" : whole.substr(begin, end - begin));
+      request.stopping.stop.push_back(random() % 5 == 0 ? "never there"
+                                                        : whole.substr(begin, end - begin));
     }
     const Shown found = RunStream(*tokenizer, request, ids);
     const Shown expected = RunReference(*tokenizer, request, ids);
@@ -121,7 +131,8 @@ TEST(TextStreamTest, EveryTokenIsAccountedForAndHiddenOnesShowNoText) {
   Request request;
   request.output.token_ids = true;
   TextStream stream(tokenizer.get(), request);
-  const std::vector<TokenId> ids = tokenizer->Encode("two words", {.add_special_tokens = false, .parse_special = true});
+  const std::vector<TokenId> ids =
+      tokenizer->Encode("two words", {.add_special_tokens = false, .parse_special = true});
   std::string ignored;
   std::string text;
   std::vector<TokenId> shown;

@@ -1,5 +1,5 @@
-// Small checkpoints against reference logits, and the promise that a row depends on itself alone: every way of
-// cutting, batching, sharing and interrupting a sequence gives the same bits.
+// Small checkpoints against reference logits, and the promise that a row depends on itself alone:
+// every way of cutting, batching, sharing and interrupting a sequence gives the same bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -102,8 +102,10 @@ class Model {
     for (const Part& part : parts) {
       Sequence& sequence = *part.sequence;
       StepSegment segment;
-      segment.rows = {.first_row = static_cast<int>(ids.size()), .num_rows = part.rows,
-                      .first_position = sequence.computed, .block_table = sequence.blocks.data()};
+      segment.rows = {.first_row = static_cast<int>(ids.size()),
+                      .num_rows = part.rows,
+                      .first_position = sequence.computed,
+                      .block_table = sequence.blocks.data()};
       segment.wants_token = true;
       segment.sampling.temperature = 0;
       segments.push_back(segment);
@@ -122,14 +124,15 @@ class Model {
 
   std::vector<float> StepOne(Sequence* sequence, int rows) { return Step({{sequence, rows}})[0]; }
 
-  // The whole prompt in chunks of `chunk`, then `decodes` greedy steps; all last-row logits from the prompt's
-  // end on.
-  std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk, int decodes,
-                                           std::vector<int32_t>* greedy) {
+  // The whole prompt in chunks of `chunk`, then `decodes` greedy steps; all last-row logits from
+  // the prompt's end on.
+  std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk,
+                                           int decodes, std::vector<int32_t>* greedy) {
     Sequence sequence = Start(prompt, decodes);
     std::vector<float> last;
     while (sequence.computed < static_cast<int>(prompt.size())) {
-      last = StepOne(&sequence, std::min<int>(chunk, static_cast<int>(prompt.size()) - sequence.computed));
+      last = StepOne(&sequence,
+                     std::min<int>(chunk, static_cast<int>(prompt.size()) - sequence.computed));
     }
     std::vector<std::vector<float>> logits = {last};
     for (int i = 0; i < decodes; ++i) {
@@ -152,7 +155,8 @@ class Model {
   int next_block_ = 0;
 };
 
-void ExpectClose(const std::vector<float>& found, const std::vector<float>& expected, const char* what) {
+void ExpectClose(const std::vector<float>& found, const std::vector<float>& expected,
+                 const char* what) {
   ASSERT_EQ(found.size(), expected.size());
   float largest = 0;
   for (const float value : expected) largest = std::max(largest, std::fabs(value));
@@ -208,15 +212,16 @@ TEST_P(GoldenModelTest, SameBitsWholeInChunksTokenByTokenAndWithTwoThreads) {
         const auto cut_by_two = two_threads.Complete(one.prompt, chunk, 4, nullptr);
         for (size_t i = 0; i < whole.size(); ++i) {
           EXPECT_TRUE(SameBits(whole[i], cut[i])) << "chunk " << chunk << ", step " << i;
-          EXPECT_TRUE(SameBits(whole[i], cut_by_two[i])) << "two threads, chunk " << chunk << ", step " << i;
+          EXPECT_TRUE(SameBits(whole[i], cut_by_two[i]))
+              << "two threads, chunk " << chunk << ", step " << i;
         }
       }
     }
   }
 }
 
-// Batches of 1 to 64 in which prefill chunks of other sequences and decodes stand beside the row under test,
-// at changing places.
+// Batches of 1 to 64 in which prefill chunks of other sequences and decodes stand beside the row
+// under test, at changing places.
 TEST_P(GoldenModelTest, SameBitsInBatchesOfOneToSixtyFour) {
   Model model(folder(), 2);
   const std::vector<Case> cases = LoadCases(folder());
@@ -250,8 +255,8 @@ TEST_P(GoldenModelTest, SameBitsInBatchesOfOneToSixtyFour) {
   }
 }
 
-// A hit: the first blocks were computed by another sequence. A preemption: everything is computed anew, the
-// generated tokens as a prefill.
+// A hit: the first blocks were computed by another sequence. A preemption: everything is computed
+// anew, the generated tokens as a prefill.
 TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
   Model model(folder(), 2);
   const std::vector<Case> cases = LoadCases(folder());
@@ -264,13 +269,15 @@ TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
   Model::Sequence hit = model.Start(tested.prompt, 8);
   std::copy_n(donor.blocks.begin(), 4, hit.blocks.begin());
   hit.computed = 256;
-  EXPECT_TRUE(SameBits(model.StepOne(&hit, static_cast<int>(tested.prompt.size()) - 256), alone[0]));
+  EXPECT_TRUE(
+      SameBits(model.StepOne(&hit, static_cast<int>(tested.prompt.size()) - 256), alone[0]));
 
   std::vector<int32_t> resumed_tokens = tested.prompt;
   resumed_tokens.insert(resumed_tokens.end(), greedy.begin(), greedy.begin() + 5);
   Model::Sequence resumed = model.Start(resumed_tokens, 8);
   model.StepOne(&resumed, 192);
-  EXPECT_TRUE(SameBits(model.StepOne(&resumed, static_cast<int>(resumed_tokens.size()) - 192), alone[5]));
+  EXPECT_TRUE(
+      SameBits(model.StepOne(&resumed, static_cast<int>(resumed_tokens.size()) - 192), alone[5]));
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, GoldenModelTest,

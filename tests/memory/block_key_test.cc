@@ -29,7 +29,8 @@ TEST(BlockKeyTest, DependsOnEverythingThatTheContentDependsOn) {
   EXPECT_EQ(MakeBlockKeys(secret, "model", "salt", tokens), keys);
   EXPECT_NE(MakeBlockKeys(secret, "model2", "salt", tokens)[0], keys[0]);
   EXPECT_NE(MakeBlockKeys(secret, "model", "salt2", tokens)[0], keys[0]);
-  EXPECT_NE(MakeBlockKeys(secret, "modelsalt", "", tokens)[0], keys[0]) << "parts do not run together";
+  EXPECT_NE(MakeBlockKeys(secret, "modelsalt", "", tokens)[0], keys[0])
+      << "parts do not run together";
   EXPECT_NE(MakeBlockKeys(DrawBlockKeySecret(), "model", "salt", tokens)[0], keys[0]);
   std::vector<int32_t> changed = tokens;
   changed[0] = 99;

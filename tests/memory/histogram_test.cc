@@ -33,7 +33,8 @@ TEST(HistogramTest, ReadersSeeCountsThatOnlyGrow) {
   uint64_t last = 0;
   while (last < 40000) {
     const HistogramSnapshot snapshot = histogram.Snapshot();
-    const uint64_t now = std::accumulate(snapshot.counts.begin(), snapshot.counts.end(), uint64_t{0});
+    const uint64_t now =
+        std::accumulate(snapshot.counts.begin(), snapshot.counts.end(), uint64_t{0});
     ASSERT_GE(now, last);
     last = now;
   }

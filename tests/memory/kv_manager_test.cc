@@ -9,7 +9,8 @@ namespace {
 
 std::vector<BlockKey> Keys(int first, int count) {
   std::vector<BlockKey> keys;
-  for (int i = 0; i < count; ++i) keys.push_back({.high = 7, .low = static_cast<uint64_t>(first + i)});
+  for (int i = 0; i < count; ++i)
+    keys.push_back({.high = 7, .low = static_cast<uint64_t>(first + i)});
   return keys;
 }
 

@@ -4,7 +4,7 @@
 
 #include "engine/tokenizer/utf8.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 // Notes a message, and what is wrong with its place in the stream.
@@ -133,4 +133,4 @@ v1::CompleteRequest GreedyRequest(const std::string& text, uint32_t max_tokens) 
   return request;
 }
 
-}  // namespace augur::testing
+}  // namespace augur::tests

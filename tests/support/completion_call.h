@@ -16,7 +16,7 @@
 
 #include "augur/v1/completions.grpc.pb.h"
 
-namespace augur::testing {
+namespace augur::tests {
 
 struct CallResult {
   grpc::Status status;
@@ -54,4 +54,4 @@ std::unique_ptr<v1::Completions::Stub> NewStub(const std::string& address,
 // Greedy, on `text`.
 v1::CompleteRequest GreedyRequest(const std::string& text, uint32_t max_tokens);
 
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -15,7 +15,7 @@
 #include "tests/server/eventually.h"
 #include "tests/support/metrics_page.h"
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 constexpr std::chrono::seconds kReadyLimit{60};
@@ -119,4 +119,4 @@ double DaemonProcess::Metric(const std::string& sample) const {
   return SumSamples(FetchMetrics(metrics_address_), sample);
 }
 
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace augur::testing {
+namespace augur::tests {
 
 // The model that comes with the sources.
 std::string DemoModelFolder();
@@ -55,4 +55,4 @@ class DaemonProcess {
   std::optional<int> exit_status_;
 };
 
-}  // namespace augur::testing
+}  // namespace augur::tests

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <vector>
 
-namespace augur::testing {
+namespace augur::tests {
 namespace {
 
 // {`name`, `a="b"`, `c="d"`}
@@ -73,4 +73,4 @@ double SumSamples(const std::string& page, const std::string& sample) {
   return found ? sum : -1;
 }
 
-}  // namespace augur::testing
+}  // namespace augur::tests

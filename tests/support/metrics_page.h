@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace augur::testing {
+namespace augur::tests {
 
 // The body of GET http://ADDRESS/metrics.
 std::string FetchMetrics(const std::string& address);
@@ -15,4 +15,4 @@ std::string FetchMetrics(const std::string& address);
 // `name{state="free"}`.
 double SumSamples(const std::string& page, const std::string& sample);
 
-}  // namespace augur::testing
+}  // namespace augur::tests

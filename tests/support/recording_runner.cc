@@ -12,7 +12,8 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
 
 // Folds one token in; the tenant is part of it, so that a block of another tenant shows.
 uint64_t Fold(uint64_t hash, uint64_t tenant, int32_t token, int32_t position) {
-  return Mix(hash, (tenant << 48) ^ (uint64_t(uint32_t(position)) << 16) ^ uint64_t(uint32_t(token)));
+  return Mix(hash,
+             (tenant << 48) ^ (uint64_t(uint32_t(position)) << 16) ^ uint64_t(uint32_t(token)));
 }
 
 int32_t TokenFrom(uint64_t hash, bool poisoned) {
@@ -52,7 +53,8 @@ void RecordingRunner::Run(const engine::StepInputs& inputs, engine::StepOutputs*
     outputs->tokens[i] = TokenFrom(hash, poisoned);
   }
   rows_run_ += static_cast<int64_t>(inputs.token_ids.size());
-  if (clock_ != nullptr) clock_->Advance(ns_per_row_ * static_cast<int64_t>(inputs.token_ids.size()));
+  if (clock_ != nullptr)
+    clock_->Advance(ns_per_row_ * static_cast<int64_t>(inputs.token_ids.size()));
 }
 
 int32_t RecordingRunner::ReferenceToken(uint64_t tenant, std::span<const int32_t> tokens) {

@@ -1,7 +1,7 @@
-// A model without mathematics, for tests of everything around one. Its "KV" is real: every computed token leaves
-// a record in its block and slot, and the token that follows is a hash of the records read back through the block
-// table. A sequence that reads a wrong, stale or unwritten block, or another tenant's, gets another transcript
-// than ReferenceToken says.
+// A model without mathematics, for tests of everything around one. Its "KV" is real: every computed
+// token leaves a record in its block and slot, and the token that follows is a hash of the records
+// read back through the block table. A sequence that reads a wrong, stale or unwritten block, or
+// another tenant's, gets another transcript than ReferenceToken says.
 #pragma once
 
 #include <cstdint>

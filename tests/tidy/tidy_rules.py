@@ -216,10 +216,12 @@ def library_direction(tree):
 
 @rule
 def include_resolves(tree):
-    known = {beginning for beginnings in LIBRARIES.values() for beginning in beginnings}
+    known = tuple(beginning for beginnings in LIBRARIES.values() for beginning in beginnings)
     for path, text in tree.code():
         for number, quote, header in includes(text):
-            if quote == '"' and not header.startswith(tuple(known)) and header not in tree.texts:
+            beside = f"{path.rsplit('/', 1)[0]}/{header}"
+            resolves = header in tree.texts or (path.startswith("tests/") and beside in tree.texts)
+            if quote == '"' and not resolves and not header.startswith(known):
                 yield path, number, f'"{header}" is no file of ours (write includes from the root)'
 
 
