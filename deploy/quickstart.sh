@@ -89,9 +89,7 @@ ask() {
     progress=auto
   fi
   build/release/bin/augur complete --server "$(address_of grpc)" -f deploy/handbook.txt -q "$question" \
-    --temperature 0 --max-tokens 32 --stop $'\n' --progress "$progress" --timings --deadline 300 |
-    tee "$scratch/answer"
-  echo
+    --temperature 0 --max-tokens 32 --stop $'\n' --progress "$progress" --timings --deadline 300 >"$scratch/answer"
 }
 
 main() {
@@ -113,12 +111,14 @@ main() {
   echo "Question: $question"
   ask
 
-  say "Result"
+  say "Answer"
+  sed 's/^ *//' "$scratch/answer"
+  echo
   if ! grep -q "$expected" "$scratch/answer"; then
     echo "WRONG: the answer should contain $expected." >&2
     exit 1
   fi
-  echo "The answer contains $expected, as hidden in the document: right."
+  echo "Right: $expected is the number that is hidden in the document."
 
   if [ "$keep" = yes ]; then
     keep=kept

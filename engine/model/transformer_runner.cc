@@ -114,16 +114,18 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
                        .rows = rows,
                        .vocab = config_.vocab_size,
                        .hidden = config_.hidden_size});
-  for (int layer = 0; layer < config_.num_layers; ++layer) RunLayer(layer, rows);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    RunAttention(layer, rows);
+    RunMlp(layer, rows);
+  }
   RunHead(inputs, outputs);
 }
 
-void TransformerRunner::RunLayer(int layer, int rows) {
+void TransformerRunner::RunAttention(int layer, int rows) {
   const LayerWeights& weights = weights_.layers[layer];
   const int hidden = config_.hidden_size;
   const int q_width = config_.q_width();
   const int qkv_width = q_width + 2 * config_.kv_width();
-  const int intermediate = config_.intermediate_size;
   const int num_segments = static_cast<int>(segments_.size());
 
   backend_->RmsNorm({.x = hidden_,
@@ -166,6 +168,13 @@ void TransformerRunner::RunLayer(int layer, int rows) {
                     .x_stride = q_width,
                     .y_stride = hidden,
                     .accumulate = true});
+}
+
+void TransformerRunner::RunMlp(int layer, int rows) {
+  const LayerWeights& weights = weights_.layers[layer];
+  const int hidden = config_.hidden_size;
+  const int intermediate = config_.intermediate_size;
+
   backend_->RmsNorm({.x = hidden_,
                      .weight = weights.mlp_norm.data(),
                      .out = normed_,

@@ -46,7 +46,9 @@ class TransformerRunner final : public ModelRunner {
   absl::Status Allocate();
   absl::StatusOr<float*> AllocateFloats(const char* what, int64_t count);
   void FillRopeTables();
-  void RunLayer(int layer, int rows);
+  // Both add to hidden_.
+  void RunAttention(int layer, int rows);
+  void RunMlp(int layer, int rows);
   void RunHead(const StepInputs& inputs, StepOutputs* outputs);
 
   kernels::Backend* const backend_;

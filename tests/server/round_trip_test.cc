@@ -206,7 +206,8 @@ TEST_F(RoundTripTest, CancelsAtAnyMomentLeaveNothing) {
   // The server may have sent all before it heard of the cancel.
   const auto& requests = server_.stats.requests;
   EXPECT_EQ(requests[1][0] + requests[0][static_cast<size_t>(EndReason::kLength)], 200u);
-  EXPECT_GT(requests[1][0], 100u);
+  // How many depends on who is faster; that cancels really arrived does not.
+  EXPECT_GT(requests[1][0], 0u);
 }
 
 // A drain under load: every stream ends once, with OK or UNAVAILABLE, and later calls are refused.
