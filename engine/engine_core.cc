@@ -364,7 +364,9 @@ void EngineCore::End(SequenceId id, TokenEvent event, StepReport* report) {
 void EngineCore::EndWith(SequenceId id, const absl::Status& status, StepReport* report) {
   TokenEvent event;
   event.kind = TokenEvent::Kind::kFailed;
-  event.status = status;
+  // A copy of its own: statuses share their text by a count that this thread and the emitter's
+  // would both drop.
+  event.status = absl::Status(status.code(), std::string(status.message()));
   End(id, std::move(event), report);
 }
 
