@@ -125,7 +125,7 @@ int RunWith(const CommandLine& line) {
     // A start that failed has served nobody: nothing to take down in order.
     if (code != kExitClean) std::_Exit(code);
   }
-  FlushLogging();
+  if (!FlushLogging()) std::_Exit(kExitClean);
   return kExitClean;
 }
 

@@ -18,6 +18,8 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
+absl::Status ShuttingDownError() { return absl::UnavailableError("this server is shutting down"); }
+
 absl::Status CheckResponseSize(const char* field, size_t bytes) {
   if (bytes <= static_cast<size_t>(kMaxResponseBytes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, ": the answer would have ", bytes,
@@ -51,17 +53,27 @@ absl::StatusOr<v1::DetokenizeResponse> DetokenizeIds(const v1::DetokenizeRequest
   return response;
 }
 
-// Runs `answer` on the intake's threads and finishes `reactor` with what it gives.
+// Runs `answer` on the intake's threads and finishes the call with what it gives. A call whose
+// client has left, or that a drain finds still waiting, is finished without: nobody else shall wait
+// for it.
 template <typename Answer>
-void AnswerLater(const ServedModel& model, int64_t bytes, grpc::ServerUnaryReactor* reactor,
-                 grpc::ByteBuffer* response, Answer answer) {
-  const bool posted = model.intake->TryPost(bytes, [reactor, response, answer = std::move(answer)] {
-    const auto result = answer();
-    if (result.ok()) *response = SerializeMessage(*result);
-    reactor->Finish(ToGrpc(result.status()));
-  });
-  if (!posted)
+void AnswerLater(const ServedModel& model, int64_t bytes, grpc::CallbackServerContext* context,
+                 const std::atomic<bool>* draining, grpc::ByteBuffer* response, Answer answer) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  // The context lives until the reactor is finished.
+  const bool posted = model.intake->TryPost(
+      bytes, [context, reactor, draining, response, answer = std::move(answer)] {
+        if (context->IsCancelled()) {
+          return reactor->Finish(ToGrpc(absl::CancelledError("cancelled by the client")));
+        }
+        if (draining->load()) return reactor->Finish(ToGrpc(ShuttingDownError()));
+        const auto result = answer();
+        if (result.ok()) *response = SerializeMessage(*result);
+        reactor->Finish(ToGrpc(result.status()));
+      });
+  if (!posted) {
     reactor->Finish(ToGrpc(absl::ResourceExhaustedError("too many requests wait to be read")));
+  }
 }
 
 }  // namespace
@@ -89,7 +101,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CompletionService::Complete(
       CompletionStream::Create(context, model == nullptr ? &refusals_ : &model->streams);
   absl::Status status;
   if (draining_.load()) {
-    status = absl::UnavailableError("this server is shutting down");
+    status = ShuttingDownError();
   } else if (model == nullptr) {
     status = absl::UnavailableError("the model is still loading");
   } else {
@@ -125,7 +137,7 @@ absl::Status CompletionService::Admit(grpc::CallbackServerContext* context,
 }
 
 absl::Status CompletionService::CheckServingText(const ServedModel* model) const {
-  if (draining_.load()) return absl::UnavailableError("this server is shutting down");
+  if (draining_.load()) return ShuttingDownError();
   if (model == nullptr) return absl::UnavailableError("the model is still loading");
   if (model->tokenizer == nullptr) {
     return absl::FailedPreconditionError("this deployment has no tokenizer");
@@ -148,7 +160,7 @@ grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContex
     reactor->Finish(ToGrpc(status));
     return reactor;
   }
-  AnswerLater(*model, static_cast<int64_t>(message->text().size()), reactor, response,
+  AnswerLater(*model, static_cast<int64_t>(message->text().size()), context, &draining_, response,
               [message, model] { return TokenizeText(*message, *model); });
   return reactor;
 }
@@ -171,7 +183,7 @@ grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerCont
     reactor->Finish(ToGrpc(status));
     return reactor;
   }
-  AnswerLater(*model, message->ids_size() * int64_t{4}, reactor, response,
+  AnswerLater(*model, message->ids_size() * int64_t{4}, context, &draining_, response,
               [message, model] { return DetokenizeIds(*message, *model); });
   return reactor;
 }

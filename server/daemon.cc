@@ -131,7 +131,6 @@ Daemon::~Daemon() {
 
 ExitCode Daemon::Run() {
   stop_->BeginLoading();
-  if (!port_file_.empty()) RemovePortFile(port_file_);
   ExitCode code = Listen();
   if (code == kExitClean) code = LoadModel();
   if (code == kExitClean) code = BecomeReady();
@@ -153,7 +152,9 @@ ExitCode Daemon::Listen() {
   auto metrics = MetricsExporter::Start(config_.metrics, AUGUR_VERSION, &front_);
   if (!metrics.ok()) return Fail(metrics.status());
   metrics_ = *std::move(metrics);
-  return kExitClean;
+  if (port_file_.empty()) return kExitClean;
+  const absl::Status prepared = PreparePortFile(port_file_);
+  return prepared.ok() ? kExitClean : Fail(prepared);
 }
 
 ExitCode Daemon::LoadModel() {

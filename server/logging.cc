@@ -5,7 +5,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
+#include <thread>
+#include <utility>
 
 #include "server/quote.h"
 
@@ -34,14 +38,22 @@ void InitLogging(const std::string& level) {
   gpr_set_log_function(&LogGrpc);
 }
 
-void FlushLogging() {
+bool FlushLogging() {
+  constexpr std::chrono::seconds kLimit{1};
   gpr_set_log_function([](gpr_log_func_args*) {});
-  spdlog::shutdown();
+  std::promise<void> promise;
+  const std::future<void> flushed = promise.get_future();
+  std::thread([ended = std::move(promise)]() mutable {
+    spdlog::shutdown();
+    ended.set_value();
+  }).detach();
+  if (flushed.wait_for(kLimit) != std::future_status::ready) return false;
   // For whoever still has a word to say on the way out.
   auto last =
       std::make_shared<spdlog::logger>("augurd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   last->set_pattern(kPattern);
   spdlog::set_default_logger(std::move(last));
+  return true;
 }
 
 }  // namespace augur::server

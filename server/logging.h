@@ -12,7 +12,8 @@ namespace augur::server {
 // `level` is one of debug, info, warn, error. Also takes over gRPC's own log, at debug.
 void InitLogging(const std::string& level);
 
-// Writes what is queued and stops the log's thread.
-void FlushLogging();
+// Writes what is queued and stops the log's thread. False when that takes longer than a second (a
+// full pipe that nobody reads): the thread is then left stuck, and only _Exit ends the process.
+bool FlushLogging();
 
 }  // namespace augur::server

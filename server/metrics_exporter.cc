@@ -78,12 +78,18 @@ void Knock(const HostPort& place, int port) {
   freeaddrinfo(found);
 }
 
+// Several workers and a short patience: a connection that sends nothing must not keep a scraper
+// waiting.
+std::vector<std::string> OptionsFor(const std::string& listen) {
+  return {"listening_ports", listen, "num_threads", "4", "request_timeout_ms", "2000"};
+}
+
 }  // namespace
 
 class MetricsExporter::Listener {
  public:
   Listener(const std::string& listen, const FrontStats* front, const std::string& version)
-      : collector_(std::make_shared<Collector>(front, version)), exposer_(listen, 1) {
+      : collector_(std::make_shared<Collector>(front, version)), exposer_(OptionsFor(listen)) {
     exposer_.RegisterCollectable(collector_);
   }
 

@@ -11,8 +11,10 @@
 
 namespace augur::server {
 
-// Removes what an earlier daemon left, so that nobody takes it for ready.
-void RemovePortFile(const std::string& path);
+// Removes what an earlier daemon left, so that nobody takes it for ready, and makes sure that a new
+// one can be written there. Call it once the ports are ours: until then the file may be another
+// daemon's.
+absl::Status PreparePortFile(const std::string& path);
 
 // Lines "grpc HOST:PORT" and "metrics HOST:PORT"; written aside and renamed, so a reader sees all
 // or nothing.

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "engine/tokenizer/utf8.h"
 #include "server/config_values.h"
 #include "server/host_port.h"
 #include "server/quote.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kDefaultKvBytes = 256 << 20;
 constexpr int64_t kBlockTokens = 64;
+constexpr size_t kMaxNameBytes = 128;
 // Leaves prefill room for a whole block in a step that is full of decodes
 // (engine/engine_options.h).
 constexpr int64_t kMinPrefillRows = 64;
@@ -50,8 +52,9 @@ Key TextKey(const char* name, const char* meaning, std::string ServerConfig::*me
           [=](const std::string& text, ServerConfig* config) -> std::string {
             const bool printable = std::all_of(
                 text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
-            if (text.size() > limit || !printable) {
-              return absl::StrCat("expected at most ", limit, " bytes without control characters");
+            if (text.size() > limit || !printable || !engine::IsValidUtf8(text)) {
+              return absl::StrCat("expected at most ", limit,
+                                  " bytes of UTF-8 without control characters");
             }
             config->*member = text;
             return {};
@@ -159,7 +162,7 @@ std::vector<Key> WhatIsServed() {
       TextKey("model", "Hugging Face folder: config.json, safetensors, tokenizer.json", &C::model,
               4096),
       TextKey("served_name", "name that requests and metrics use; the folder's unless set",
-              &C::served_name, 128),
+              &C::served_name, kMaxNameBytes),
       AddressKey("listen", "where gRPC listens; port 0 picks a free one", &C::listen),
       AddressKey("metrics", "where Prometheus scrapes over HTTP", &C::metrics),
   };
@@ -273,8 +276,10 @@ absl::Status ApplyNode(const YAML::Node& name, const YAML::Node& value, const st
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
   std::error_code error;
+  // Fails for what is no regular file: opening a pipe would wait for its writer, signals or not.
   const auto bytes = std::filesystem::file_size(file, error);
-  std::ifstream stream(file, std::ios::binary);
+  std::ifstream stream;
+  if (!error) stream.open(file, std::ios::binary);
   if (error || !stream) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": cannot read the file", error ? ": " + error.message() : ""));
@@ -324,8 +329,14 @@ std::string FolderName(const std::string& folder) {
 
 // What depends on other keys or on the machine, and the rules between keys.
 absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
-  if (config->served_name.empty() && !config->model.empty())
+  if (config->served_name.empty() && !config->model.empty()) {
     config->served_name = FolderName(config->model);
+    if (config->served_name.size() > kMaxNameBytes || !engine::IsValidUtf8(config->served_name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("served_name: expected at most ", kMaxNameBytes,
+                       " bytes of UTF-8, found the model folder's name; give --served-name"));
+    }
+  }
   if (config->kv_bytes == 0) {
     config->kv_bytes = std::clamp<int64_t>(machine.memory_bytes / 4, 1 << 20, kDefaultKvBytes);
   }

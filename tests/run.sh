@@ -41,7 +41,8 @@ sanitized_core_tests() {
   phase "core tests, preset $preset"
   configure "$preset"
   cmake --build --preset "$preset" -j "$jobs" --target core_tests
-  ASAN_OPTIONS=detect_stack_use_after_return=1:check_initialization_order=1 \
+  # No detect_stack_use_after_return: with it g++ 12 puts vectors of 64 bytes at addresses that are not.
+  ASAN_OPTIONS=check_initialization_order=1 \
     UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=history_size=7:second_deadlock_stack=1 \
     without_randomisation ctest --preset "$preset" -L '^core$' -j "$jobs"

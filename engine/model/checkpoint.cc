@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -120,7 +119,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
   const std::string single = folder + "/model.safetensors";
   const std::string index = single + ".index.json";
-  if (!std::filesystem::exists(index)) {
+  if (!HasEntry(index)) {
     AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(single));
     return checkpoint;
   }
@@ -152,7 +151,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
 absl::Status Checkpoint::AddFile(const std::string& path) {
   auto file = std::make_unique<File>();
   file->path = path;
-  file->fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file->fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file->fd < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
   struct stat info;
   if (fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode)) {

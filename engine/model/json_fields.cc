@@ -1,8 +1,10 @@
 #include "engine/model/json_fields.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
@@ -52,7 +54,19 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, const std::str
   return document;
 }
 
+bool HasEntry(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::symlink_status(path, error).type();
+  return type != std::filesystem::file_type::not_found;
+}
+
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path, int64_t max_bytes) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  // Asked before opening: opening a pipe waits for its writer.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": expected a regular file"));
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
   const int64_t bytes = file.tellg();

@@ -16,7 +16,11 @@
 
 namespace augur::engine {
 
-// Reads and parses a whole file of at most max_bytes; objects and arrays may nest 64 deep.
+// Whether a folder has an entry of that name, be it a broken link: what is there and cannot be read
+// is an error, not an absence.
+bool HasEntry(const std::string& path);
+
+// Reads and parses a whole regular file of at most max_bytes; objects and arrays may nest 64 deep.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path, int64_t max_bytes);
 // The same for text that is in memory already; `name` stands for the file in messages.
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, const std::string& text);

@@ -1,6 +1,5 @@
 #include "engine/model/model_config.h"
 
-#include <filesystem>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -98,6 +97,11 @@ absl::Status ReadShapes(const JsonFields& fields, ModelConfig* config) {
     return fields.Error("num_key_value_heads",
                         absl::StrCat("a divisor of num_attention_heads ", config->num_q_heads));
   }
+  if (int64_t{config->num_q_heads} * config->head_dim > kMaxDimension) {
+    return fields.Error("num_attention_heads",
+                        absl::StrCat("at most ", kMaxDimension / config->head_dim, " of head_dim ",
+                                     config->head_dim));
+  }
   return absl::OkStatus();
 }
 
@@ -108,7 +112,7 @@ absl::Status ReadTokenIds(const std::string& folder, const JsonFields& fields,
                          fields.IntOrList("eos_token_id", 0, config->vocab_size - 1));
   eos.insert(ids.begin(), ids.end());
   const std::string generation = folder + "/generation_config.json";
-  if (std::filesystem::exists(generation)) {
+  if (HasEntry(generation)) {
     AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document,
                            ReadJsonFile(generation, kMaxConfigBytes));
     const JsonFields generation_fields(document, generation);

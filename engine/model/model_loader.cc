@@ -1,11 +1,11 @@
 #include "engine/model/model_loader.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/json_fields.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
 #include "engine/model/transformer_weights.h"
@@ -49,7 +49,7 @@ absl::StatusOr<int> CountBlocks(const kernels::PagedKv& shape, const ModelOption
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMatchingTokenizer(const std::string& folder,
                                                                  const ModelConfig& config) {
   const std::string path = folder + "/tokenizer.json";
-  if (!std::filesystem::exists(path)) return std::unique_ptr<Tokenizer>();
+  if (!HasEntry(path)) return std::unique_ptr<Tokenizer>();
   AUGUR_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(path));
   if (tokenizer->vocab_size() > config.vocab_size) {
     return absl::InvalidArgumentError(

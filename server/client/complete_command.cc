@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -107,7 +108,16 @@ void AddSamplingOptions(CLI::App* command, CompleteOptions* options) {
   group.Add("--top-k", &options->top_k, "K", "Draw from the K likeliest tokens; 0: off");
   group.Add("--top-p", &options->top_p, "P", "Draw from the likeliest tokens that have P together");
   group.Add("--min-p", &options->min_p, "P", "Leave out tokens below P times the likeliest");
-  group.Add("--seed", &options->seed, "N", "Makes a sampled answer repeatable");
+  // CLI11 would wrap a negative or too large number around.
+  group.Add("--seed", &options->seed, "N", "Makes a sampled answer repeatable")
+      ->check([](const std::string& text) {
+        uint64_t value = 0;
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        return error == std::errc() && stop == end
+                   ? ""
+                   : "expected an integer from 0 to 18446744073709551615, found " + text;
+      });
   group.AddList("--stop", &options->stop, "TEXT",
                 "End before this text, may be given several times;\nin bash a line end is $'\\n'");
   group.AddList("--stop-token-id", &options->stop_token_ids, "ID",

@@ -1,10 +1,13 @@
 """augurd's command line: what it refuses, with which exit status and which one line."""
 
+import contextlib
 import json
+import os
 import pathlib
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -63,6 +66,52 @@ class StartupTest(unittest.TestCase):
         config.write_text("batch: [\n")
         self.refused(self.start("--config", str(config)), 2, "augurd.yaml")
         self.refused(self.start("--config", str(self.folder / "missing.yaml")), 2, "missing.yaml")
+
+    def test_a_config_that_is_a_pipe_does_not_hang(self):
+        pipe = self.folder / "pipe.yaml"
+        os.mkfifo(pipe)
+        self.refused(self.start("--config", str(pipe)), 2, "pipe.yaml")
+
+    def test_served_name_must_be_text(self):
+        self.refused(self.start("--served-name", b"\xff\xfe"), 2, "served_name", "UTF-8")
+
+    def test_port_file_of_a_running_daemon_survives_another(self):
+        with support.Daemon() as first:
+            ports = self.folder / "ports"
+            ports.write_text("of the first")
+            self.refused(self.augurd("--model", settings.model, "--listen", first.address, "--metrics",
+                                     "127.0.0.1:0", "--port-file", str(ports)), 4, first.address)
+            self.assertEqual(ports.read_text(), "of the first")
+        self.refused(self.start("--port-file", str(self.folder)), 2, str(self.folder))
+        self.refused(self.start("--port-file", str(self.folder / "no" / "ports")), 2, "no/ports")
+        self.assertTrue(self.folder.is_dir())
+
+    def test_a_log_that_nobody_reads_does_not_keep_the_process(self):
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        ports = self.folder / "ports"
+        process = subprocess.Popen([settings.augurd, "--model", settings.model, "--listen", "127.0.0.1:0",
+                                    "--metrics", "127.0.0.1:0", "--port-file", str(ports)], stderr=writer,
+                                   preexec_fn=support.die_with_parent)
+        self.addCleanup(process.kill)
+        self.assertTrue(support.eventually(ports.exists))
+        # Through another description of the pipe, so that the daemon's own keeps blocking.
+        filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(filler, b"x" * 4096):
+                pass
+        os.close(filler)
+        os.close(writer)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(support.EXIT_LIMIT_S), 0)
+
+    def test_idle_connections_do_not_stop_the_metrics(self):
+        with support.Daemon() as daemon:
+            host, port = daemon.addresses["metrics"].split(":")
+            with contextlib.ExitStack() as idle:
+                for _ in range(3):
+                    idle.enter_context(socket.create_connection((host, int(port))))
+                self.assertIn("augur_", daemon.metrics())
 
     def test_deployed_config_is_complete(self):
         deployed = pathlib.Path(settings.source) / "deploy" / "augurd.yaml"

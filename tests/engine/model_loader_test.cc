@@ -3,6 +3,7 @@
 #include "engine/model/model_loader.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -224,6 +225,38 @@ TEST_F(ModelLoaderTest, AShardThatIsMissingOrElsewhereIsRefused) {
   WriteWhole(scratch_.path() + "/model.safetensors.index.json",
              R"({"weight_map": {"a": "../x.safetensors"}})");
   ExpectRefused({"index.json", "same folder"});
+}
+
+// Neither a loop of links nor a pipe may hang or throw; a broken link is not an absent file.
+TEST_F(ModelLoaderTest, WhatIsNoRegularFileIsRefused) {
+  const std::string folder = scratch_.path();
+  WriteConfig(GoldenConfig());
+  tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
+  for (const char* name :
+       {"tokenizer.json", "generation_config.json", "model.safetensors.index.json"}) {
+    const std::string path = folder + "/" + name;
+    for (const char* target : {name, "nowhere"}) {
+      std::filesystem::create_symlink(target, path);
+      ExpectRefused({name});
+      std::filesystem::remove(path);
+    }
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    ExpectRefused({name, "regular file"});
+    std::filesystem::remove(path);
+  }
+  std::filesystem::remove(weights_path());
+  ASSERT_EQ(mkfifo(weights_path().c_str(), 0600), 0);
+  ExpectRefused({"model.safetensors", "regular file"});
+}
+
+TEST_F(ModelLoaderTest, HeadsThatOverflowAreRefused) {
+  tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
+  nlohmann::json config = GoldenConfig();
+  config["num_attention_heads"] = 1 << 24;
+  config["num_key_value_heads"] = 1 << 24;
+  config["head_dim"] = 256;
+  WriteConfig(config);
+  ExpectRefused({"num_attention_heads", "65536"});
 }
 
 TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {

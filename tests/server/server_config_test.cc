@@ -180,7 +180,7 @@ TEST_F(ServerConfigTest, PortFileAppearsWhole) {
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   EXPECT_EQ(text, "grpc 127.0.0.1:1\nmetrics 127.0.0.1:2\n");
   EXPECT_FALSE(std::filesystem::exists(path + ".new"));
-  RemovePortFile(path);
+  EXPECT_TRUE(PreparePortFile(path).ok());
   EXPECT_FALSE(std::filesystem::exists(path));
   EXPECT_FALSE(WritePortFile(folder_ + "/no/such/folder", "a", "b").ok());
 }

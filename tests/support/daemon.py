@@ -18,6 +18,7 @@ import urllib.request
 
 READY_LIMIT_S = 60
 EXIT_LIMIT_S = 60
+SCRAPE_LIMIT_S = 10
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.01
 
@@ -85,7 +86,7 @@ class Daemon:
         return (self.folder / "log").read_text(errors="replace")
 
     def metrics(self):
-        with urllib.request.urlopen(f"http://{self.addresses['metrics']}/metrics") as answer:
+        with urllib.request.urlopen(f"http://{self.addresses['metrics']}/metrics", timeout=SCRAPE_LIMIT_S) as answer:
             return answer.read().decode()
 
     def metric(self, sample):
