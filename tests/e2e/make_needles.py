@@ -3,9 +3,11 @@
 usage: make_needles.py OUTPUT.json TEXT...
 
 The filler is paragraphs of our own technical prose in random order, lines of 76 columns as they stand in the
-files; the fact stands between two sentences, anywhere in the document. The digits of a number differ from each
-other: the bundled model sometimes loses count in a run of equal digits, whoever runs it. Everything is drawn from
-fixed seeds, so every run of every client asks the same. tests/e2e/README.md says how often the model is right.
+files; the fact is a line of its own between two others, anywhere in the document. The digits of a number differ
+from each other: the bundled model sometimes loses count in a run of equal digits, whoever runs it. Everything
+is drawn from fixed seeds, so every run of every client asks the same.
+
+Measured with a plain numpy forward pass of the model, on 1K tokens of this filler: see tests/e2e/README.md.
 """
 
 import json
@@ -50,8 +52,9 @@ def make_question(seed, paragraphs, tokens):
                 f"The special magic number for {key} is")
     size = int(tokens * BYTES_PER_TOKEN) - len(fact) - len(question)
     document = make_document(rng, paragraphs, size)
-    at = rng.choice([match.end() for match in re.finditer(r"\. ", document)])
-    return {"prompt": document[:at] + fact + " " + document[at:] + "\nQuestion: " + question,
+    line_ends = [match.start() for match in re.finditer("\n", document)]
+    at = rng.choice(line_ends)
+    return {"prompt": document[:at] + "\n" + fact + document[at:] + "\nQuestion: " + question,
             "answer": number, "tokens": tokens}
 
 

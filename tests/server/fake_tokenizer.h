@@ -1,6 +1,7 @@
 // A token for every byte, and two special ones: enough text for the front's tests.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,11 @@ class FakeTokenizer final : public engine::Tokenizer {
   static constexpr engine::TokenId kEnd = 257;
   static constexpr int kVocabSize = 258;
 
+  mutable std::atomic<int> encodes{0};  // calls of Encode
+
   std::vector<engine::TokenId> Encode(std::string_view text,
                                       const engine::EncodeOptions& options) const override {
+    ++encodes;
     std::vector<engine::TokenId> ids;
     if (options.add_special_tokens) ids.push_back(kBegin);
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));

@@ -71,6 +71,8 @@ class FrontServer {
   void Open() { service_.Open(&model_); }
   CompletionService& service() { return service_; }
   GrpcServer& server() { return *server_; }
+  TextIntake& intake() { return *intake_; }
+  const FakeTokenizer& tokenizer() const { return tokenizer_; }
 
   // A connection of its own, whose window does not grow: a reader that stops is felt after 64 KiB.
   std::shared_ptr<grpc::Channel> NewChannel() const {
