@@ -1,30 +1,61 @@
 #pragma once
-#include "kernels/ops/rope_append.h"
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/dtype.h"
+#include "kernels/ops/segment.h"
 #include "kernels/paged_kv.h"
 
 namespace augur::kernels {
 
-// Causal attention of every row over the pages of its sequence, positions 0 to its own, prefill
-// chunks and decode rows alike: out = softmax(scale * q K^T) V, query head h reading kv head h /
-// (num_q_heads / num_kv_heads).
+// Attention of every row over a list of pages per (segment, kv head), causal: out = softmax(scale *
+// q K^T + bias) V over the tokens of the listed blocks up to the row's own position, query head h
+// reading kv head h / (num_q_heads / num_kv_heads).
 //
-// Blocks are walked in ascending absolute order with one online-softmax update a block; every
-// kAttentionGroupBlocks blocks form a group with a state of its own, and groups merge in ascending
-// order. Work may be split only at group edges, so a row's bits do not depend on chunking, batch or
-// threads.
+// A list's entries are walked in order (ascending block ids) with one online-softmax update an
+// entry; every kAttentionGroupBlocks entries form a group with a state of its own, and groups merge
+// in ascending order. Work may be split only at group edges, so a row's bits depend on its list
+// alone: not on chunking, batch, threads or where the pages lie.
 inline constexpr int kAttentionGroupBlocks = 16;
+
+struct AttentionSegment {
+  Segment rows;
+  // [num_kv_heads][list_stride]: page of each entry, [K 64 x head_dim][V 64 x head_dim] of dtype.
+  const std::byte* const* pages = nullptr;
+  // [num_kv_heads][list_stride]: block of each entry, ascending. Null: entry e is block e, and a
+  // row's list ends with its own block.
+  const int32_t* blocks = nullptr;
+  const int32_t* counts = nullptr;  // [num_kv_heads] entries; read when blocks are given
+  // [num_kv_heads][list_stride]: 64 floats an entry, added to the scaled scores. Null: none.
+  const float* const* biases = nullptr;
+  int list_stride = 0;
+};
 
 struct PagedAttentionParams {
   const float* q = nullptr;  // [rows, num_q_heads * head_dim], rows q_stride apart, already rotated
   float* out = nullptr;      // [rows, num_q_heads * head_dim], dense
-  const Segment* segments = nullptr;  // [num_segments]
+  const AttentionSegment* segments = nullptr;  // [num_segments]
   int num_segments = 0;
-  int rows = 0;
+  int rows = 0;  // that q and out have
   int q_stride = 0;
   int num_q_heads = 0;
-  int layer = 0;
-  float scale = 1.0f;  // usually 1 / sqrt(head_dim)
-  PagedKv kv;          // already holds the rows' own k and v
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  DType dtype = DType::kF32;  // of the pages
+  float scale = 1.0f;         // usually 1 / sqrt(head_dim)
+
+  // A long list may pass by in several calls, first_entry rising from 0 and each call going on
+  // where the last one ended (both are multiples of kAttentionGroupBlocks): then pages, blocks and
+  // biases hold entries [first_entry, end_entry) only, counts still tell the whole list, and
+  // `states` keeps what the rows have gathered. A row's `out` is written by the call that holds its
+  // last entry.
+  int first_entry = 0;
+  int end_entry = std::numeric_limits<int>::max();
+  float* states = nullptr;  // [rows][num_q_heads][AttentionStateFloats(head_dim)]; null: one call
 };
+
+// Floats that one (row, query head) keeps in PagedAttentionParams::states.
+constexpr int AttentionStateFloats(int head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
 
 }  // namespace augur::kernels

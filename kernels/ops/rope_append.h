@@ -1,31 +1,33 @@
 #pragma once
-#include <cstdint>
+#include <cstddef>
 
-#include "kernels/paged_kv.h"
+#include "kernels/dtype.h"
+#include "kernels/ops/segment.h"
 
 namespace augur::kernels {
 
-// Consecutive rows of a step that belong to one sequence.
-struct Segment {
-  int first_row = 0;
-  int num_rows = 0;
-  int first_position = 0;  // absolute position in the sequence of first_row's token
-  const int32_t* block_table =
-      nullptr;  // [ceil((first_position + num_rows) / 64)] block of each 64 tokens
+// Where the k and v of a segment's rows go.
+struct AppendSegment {
+  Segment rows;
+  // [blocks touched][num_kv_heads]: page of each 64-token block that the rows fall into, from block
+  // first_position / 64 on.
+  std::byte* const* pages = nullptr;
 };
 
-// Rotates q and k of every row by its position (the Hugging Face half-split convention: element i
-// pairs with i + head_dim/2) and writes k and v, rounded to the pool's dtype, into the pages of
-// `layer`. q stays in qkv.
+// Rotates q, k and forecast heads of every row by the row's position (the Hugging Face half-split
+// convention: element i pairs with i + head_dim/2) and writes k and v, rounded to dtype, into their
+// pages. q and forecast heads stay in qkv.
 struct RopeAppendParams {
-  float* qkv =
-      nullptr;  // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
-  const Segment* segments = nullptr;  // [num_segments], in row order, covering rows [0, rows)
+  float* qkv = nullptr;  // [rows, row_stride]: q heads, k heads, v heads, forecast heads, the rest
+  const AppendSegment* segments = nullptr;  // [num_segments], in row order, covering rows [0, rows)
   int num_segments = 0;
   int rows = 0;
+  int row_stride = 0;  // floats; at least (num_q_heads + 2 num_kv_heads + num_forecast_heads) * head_dim
   int num_q_heads = 0;
-  int layer = 0;
-  PagedKv kv;                  // gives num_kv_heads and head_dim
+  int num_kv_heads = 0;
+  int num_forecast_heads = 0;
+  int head_dim = 0;
+  DType dtype = DType::kF32;   // of the pages
   const float* cos = nullptr;  // [max_position, head_dim / 2]
   const float* sin = nullptr;  // [max_position, head_dim / 2]
 };
