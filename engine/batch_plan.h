@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/kv_layout.h"
 #include "memory/kv_manager.h"
 
 namespace augur::engine {
@@ -17,6 +18,8 @@ struct PlannedSegment {
 
 struct PlannedAdmission {
   memory::SequenceId sequence = 0;
+  memory::Residency residency = memory::Residency::kDevice;
+  bool resumed = false;  // saved on the host: nothing is computed again
   int hit_blocks = 0;    // taken from the prefix cache
   int total_blocks = 0;  // table length at the start: the whole current length
 };

@@ -26,7 +26,8 @@ class StepPlanner {
   StepPlanner(const BatchState& state, const BatchLimits& limits)
       : state_(state),
         limits_(limits),
-        available_(state.available_blocks),
+        available_(state.available_frames),
+        host_available_(state.available_host_blocks),
         rows_left_(limits.max_batched_tokens),
         num_kept_(state.running.size()) {
     AUGUR_CHECK(limits.max_batched_tokens >= limits.max_batch + kernels::kBlockTokens);
@@ -48,7 +49,7 @@ class StepPlanner {
       const RunningView& view = state_.running[i];
       if (view.paused || !view.decoding) continue;
       const int needed = BlocksFor(view.num_tokens);
-      const int missing = std::max(0, needed - view.num_blocks);
+      const int missing = view.missing_frames;
       while (missing > available_ && i < num_kept_) PreemptYoungest();
       if (i >= num_kept_) return;  // it was the youngest itself
       available_ -= missing;
@@ -60,7 +61,7 @@ class StepPlanner {
 
   void PreemptYoungest() {
     const RunningView& victim = state_.running[--num_kept_];
-    available_ += victim.reclaimable_blocks;
+    available_ += victim.reclaimable_frames;
     plan_.preemptions.push_back(victim.id);
   }
 
@@ -68,7 +69,7 @@ class StepPlanner {
     for (size_t i = 0; i < num_kept_; ++i) {
       const RunningView& view = state_.running[i];
       if (view.paused || view.decoding) continue;
-      AUGUR_CHECK(view.num_blocks >= BlocksFor(view.num_tokens));
+      AUGUR_CHECK(view.missing_frames == 0);
       prefills_.push_back(
           {.id = view.id, .start = view.num_computed, .num_tokens = view.num_tokens, .rows = 0});
     }
@@ -76,19 +77,44 @@ class StepPlanner {
 
   void PlanAdmissions() {
     int running = static_cast<int>(num_kept_);
+    for (size_t i = 0; i < num_kept_; ++i) growing_ += state_.running[i].grows ? 1 : 0;
     for (const WaitingView& view : state_.waiting) {
       if (running >= limits_.max_batch) return;
-      if (view.cost_blocks + running > available_) return;
-      available_ -= view.cost_blocks;
+      if (Fits(view.device)) {
+        Admit(view, view.device, memory::Residency::kDevice);
+        ++growing_;
+      } else if (Fits(view.tiered)) {
+        Admit(view, view.tiered, memory::Residency::kTiered);
+      } else {
+        return;
+      }
       ++running;
-      plan_.admissions.push_back({.sequence = view.id,
-                                  .hit_blocks = view.hit_blocks,
-                                  .total_blocks = BlocksFor(view.num_tokens)});
-      prefills_.push_back({.id = view.id,
-                           .start = view.hit_blocks * kernels::kBlockTokens,
-                           .num_tokens = view.num_tokens,
-                           .rows = 0});
     }
+  }
+
+  bool Fits(const AdmissionOption& option) const {
+    return option.possible && option.frames + growing_ <= available_ &&
+           option.host_blocks <= host_available_;
+  }
+
+  void Admit(const WaitingView& view, const AdmissionOption& option,
+             memory::Residency residency) {
+    available_ -= option.frames;
+    host_available_ -= option.host_blocks;
+    const bool resumed = view.num_computed > 0;
+    plan_.admissions.push_back({.sequence = view.id,
+                                .residency = residency,
+                                .resumed = resumed,
+                                .hit_blocks = option.hit_blocks,
+                                .total_blocks = BlocksFor(view.num_tokens)});
+    // What comes from the host must arrive before anything is computed on it.
+    const bool restores = residency == memory::Residency::kTiered &&
+                          (resumed || option.hit_blocks > 0);
+    if (restores) return;
+    prefills_.push_back({.id = view.id,
+                         .start = option.hit_blocks * kernels::kBlockTokens,
+                         .num_tokens = view.num_tokens,
+                         .rows = 0});
   }
 
   void PlanPrefills() {
@@ -126,8 +152,10 @@ class StepPlanner {
   const BatchState& state_;
   const BatchLimits& limits_;
   int available_;
+  int host_available_;
   int rows_left_;
   size_t num_kept_;
+  int growing_ = 0;  // sequences, running or admitted, that take frames as they grow
   std::vector<PrefillWork> prefills_;  // oldest first
   BatchPlan plan_;
 };
@@ -149,7 +177,9 @@ std::string BatchPlan::ToString() const {
   for (const memory::SequenceId id : preemptions) absl::StrAppend(&text, " ", id);
   absl::StrAppend(&text, "; admit");
   for (const PlannedAdmission& admission : admissions) {
-    absl::StrAppend(&text, " ", admission.sequence, "(hit ", admission.hit_blocks, " of ",
+    absl::StrAppend(&text, " ", admission.sequence, "(",
+                    admission.residency == memory::Residency::kTiered ? "tiered, " : "",
+                    admission.resumed ? "resumed, " : "", "hit ", admission.hit_blocks, " of ",
                     admission.total_blocks, ")");
   }
   absl::StrAppend(&text, "; run");

@@ -2,14 +2,14 @@
 // that every rule can be tested and simulated without a model.
 //
 // Rules, each against a fault that others have shipped:
-//   1. Decodes come before everything, oldest first; when blocks run out the youngest running
+//   1. Decodes come before everything, oldest first; when frames run out the youngest running
 //   sequence is
 //      preempted, be it the one that asked. The oldest is therefore never preempted and always
 //      moves.
 //   2. Nothing is admitted in a step that preempts.
 //   3. Admission is first come, first served by age (preempted sequences are older than new ones),
 //   and only
-//      when the whole current length fits with a spare block for every sequence that runs already.
+//      when the whole current length fits with a spare frame for every running sequence that grows.
 //   4. What is left of the row budget goes to prefill: the oldest gets at least half of it, the
 //   others follow
 //      by least remaining work, so that one long prompt neither starves nor blocks short ones.
@@ -32,23 +32,34 @@ struct RunningView {
   memory::SequenceId id = 0;
   int num_tokens = 0;
   int num_computed = 0;
-  int num_blocks = 0;          // table length
-  int reclaimable_blocks = 0;  // would become available if it were preempted
+  int missing_frames = 0;      // that its next token needs and it has not
+  int reclaimable_frames = 0;  // would become available if it were preempted
+  bool grows = true;           // takes frames as it grows: it lives on the device
   bool decoding = false;
-  bool paused = false;
+  bool paused = false;  // takes no rows: a slow reader, or a restore under way
+};
+
+// One way to admit a sequence.
+struct AdmissionOption {
+  bool possible = false;
+  int hit_blocks = 0;  // prefix hit, leaving at least one token to compute
+  int frames = 0;      // what it would take from available_frames
+  int host_blocks = 0;
 };
 
 struct WaitingView {
   memory::SequenceId id = 0;
   int num_tokens = 0;
-  int hit_blocks = 0;   // prefix hit, leaving at least one token to compute
-  int cost_blocks = 0;  // what admission would take from available_blocks
+  int num_computed = 0;  // more than 0: saved on the host
+  AdmissionOption device;  // tried first
+  AdmissionOption tiered;
 };
 
 struct BatchState {
   std::vector<RunningView> running;  // oldest first
   std::vector<WaitingView> waiting;  // oldest first; as many as could be admitted are enough
-  int available_blocks = 0;          // free and cached
+  int available_frames = 0;          // free and cached
+  int available_host_blocks = 0;
 };
 
 BatchPlan PlanStep(const BatchState& state, const BatchLimits& limits);

@@ -19,13 +19,14 @@ constexpr int64_t kLongestNapNs = 100 * memory::kNsPerMs;
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
-               std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer,
+               std::unique_ptr<ModelRunner> runner, memory::KvStore* kv, const Tokenizer* tokenizer,
                const memory::Clock* clock)
     : options_(options),
       clock_(clock),
+      pools_(kv->pools()),
       runner_(std::move(runner)),
       emitter_(tokenizer, &stats_, clock),
-      core_(options, std::move(eos_token_ids), runner_.get(), &emitter_, &stats_, clock),
+      core_(options, std::move(eos_token_ids), runner_.get(), kv, &emitter_, &stats_, clock),
       thread_([this] { RunLoop(); }) {}
 
 Engine::~Engine() {
@@ -39,7 +40,7 @@ Engine::~Engine() {
 }
 
 absl::Status Engine::Submit(std::shared_ptr<Request> request) {
-  if (absl::Status fits = CheckFits(*request, options_); !fits.ok()) return fits;
+  if (absl::Status fits = CheckFits(*request, options_, pools_); !fits.ok()) return fits;
   const int64_t prompt = static_cast<int64_t>(request->prompt.size());
   {
     const std::lock_guard<std::mutex> lock(mutex_);

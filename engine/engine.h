@@ -30,9 +30,10 @@ namespace augur::engine {
 
 class Engine {
  public:
-  // `tokenizer` may be null (token ids only) and outlives the engine, as does `clock`.
+  // `tokenizer` may be null (token ids only); it outlives the engine, as do `kv` and `clock`. From
+  // now on `kv` is the engine thread's.
   Engine(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
-         std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer,
+         std::unique_ptr<ModelRunner> runner, memory::KvStore* kv, const Tokenizer* tokenizer,
          const memory::Clock* clock);
   // Ends what is left with UNAVAILABLE.
   ~Engine();
@@ -95,6 +96,7 @@ class Engine {
   std::atomic<int64_t> busy_since_ns_{0};
 
   // After the shared state: sinks that the emitter still calls while it ends may call Wake.
+  const memory::KvPools pools_;
   std::unique_ptr<ModelRunner> runner_;
   TokenEmitter emitter_;
   EngineCore core_;

@@ -10,7 +10,46 @@ namespace augur::engine {
 
 using memory::SequenceId;
 
-absl::Status CheckFits(const Request& request, const EngineOptions& options) {
+namespace {
+
+// A group's slots of a sequence that reads all blocks at every step: the one still growing and the
+// one before, whose write may be under way.
+constexpr int kDenseSlots = 2;
+
+// Under kAuto sequences are written behind once less than this share of the frames is free: time
+// for the copies before the first of them must go.
+constexpr int kMirrorShare = 8;
+
+int MostBlocks(const Request& request) {
+  return BlocksFor(static_cast<int64_t>(request.prompt.size()) + request.stopping.max_tokens);
+}
+
+// Dense sequences read everything at every step: they are tiered only where nothing else is offered.
+bool MayBeTiered(const Request& request, const EngineOptions& options) {
+  if (options.residency == ResidencyMode::kTiered) return true;
+  return options.residency == ResidencyMode::kAuto &&
+         request.attention.decode != AttentionPolicy::kDense;
+}
+
+std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDemand& demand,
+                             int blocks) {
+  return absl::StrCat(memory::DescribeFootprint(pools.layout, demand, blocks), "; the pools have ",
+                      pools.num_frames, " frames (kv_bytes) and ", pools.num_host_blocks,
+                      " host blocks (host_kv_bytes)");
+}
+
+}  // namespace
+
+memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
+                          memory::Residency residency) {
+  const bool decode_selects = request.attention.decode != AttentionPolicy::kDense;
+  return {.residency = residency,
+          .selects = request.attention.selects(),
+          .num_slots = decode_selects ? options.num_slots : kDenseSlots};
+}
+
+absl::Status CheckFits(const Request& request, const EngineOptions& options,
+                       const memory::KvPools& pools) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = request.stopping.max_tokens;
   const int64_t total = prompt + max_tokens;
@@ -20,26 +59,35 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(numbers, ", the context is ", options.max_context, " tokens"));
   }
-  if (BlocksFor(total) > options.num_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(numbers, ", the KV pool holds ",
-                     int64_t{options.num_blocks} * kernels::kBlockTokens, " tokens (kv_bytes)"));
-  }
-  return absl::OkStatus();
+  const int blocks = BlocksFor(total);
+  const auto fits = [&](memory::Residency residency) {
+    const memory::KvFootprint footprint =
+        memory::FootprintOf(pools.layout, DemandOf(request, options, residency), blocks);
+    return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
+  };
+  const bool on_device = options.residency != ResidencyMode::kTiered;
+  if (on_device && fits(memory::Residency::kDevice)) return absl::OkStatus();
+  const bool tiered = MayBeTiered(request, options);
+  if (tiered && fits(memory::Residency::kTiered)) return absl::OkStatus();
+  const memory::Residency last =
+      tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
+  return absl::InvalidArgumentError(absl::StrCat(
+      numbers, " need ", DescribeShortage(pools, DemandOf(request, options, last), blocks)));
 }
 
 EngineCore::EngineCore(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
-                       ModelRunner* runner, TokenOutput* output, EngineStats* stats,
-                       const memory::Clock* clock)
+                       ModelRunner* runner, memory::KvStore* kv, TokenOutput* output,
+                       EngineStats* stats, const memory::Clock* clock)
     : options_(options),
       eos_token_ids_(std::move(eos_token_ids)),
       runner_(runner),
       output_(output),
       stats_(stats),
       clock_(clock),
-      kv_(options.num_blocks) {
+      kv_(kv) {
   row_tokens_.reserve(options.max_batched_tokens);
-  stats_->blocks_total = kv_.num_blocks();
+  stats_->blocks_total = kv_->frame_counts().total;
+  stats_->host_blocks_total = kv_->host_counts().total;
   ExportGauges();
 }
 
@@ -57,13 +105,16 @@ void EngineCore::Add(std::shared_ptr<Request> request) {
 StepReport EngineCore::Step() {
   StepReport report;
   const int64_t start_ns = clock_->NowNs();
+  kv_->Poll();
   Sweep(start_ns, &report);
+  MirrorBeforePressure();
   plan_ = PlanStep(MakeBatchState(), {.max_batch = options_.max_batch,
                                       .max_batched_tokens = options_.max_batched_tokens});
-  ApplyPreemptions();
+  for (const SequenceId id : plan_.preemptions) Preempt(id);
   ApplyAdmissions(start_ns, &report);
   RunSegments(&report);
-  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty();
+  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty() ||
+                 WaitForTransfers();
   if (report.rows > 0) {
     const int64_t end_ns = clock_->NowNs();
     stats_->steps += 1;
@@ -123,49 +174,123 @@ absl::Status EngineCore::VerdictOn(Sequence* sequence, int64_t now_ns) const {
 
 BatchState EngineCore::MakeBatchState() const {
   BatchState state;
-  state.available_blocks = kv_.available();
+  state.available_frames = kv_->available_frames();
+  state.available_host_blocks = kv_->available_host_blocks();
   state.running.reserve(running_.size());
-  // A step takes at most one block for each running sequence; with that many at hand nobody is
-  // preempted and what a preemption would give back need not be counted.
-  const bool tight = kv_.available() < static_cast<int>(running_.size());
+  // A step takes at most two frames for each running sequence (a block's and one for compressed
+  // keys); with that many at hand nobody is preempted and what a preemption would give back need
+  // not be counted.
+  const bool tight = kv_->available_frames() < 2 * static_cast<int>(running_.size());
   for (const auto& [id, sequence] : running_) {
-    state.running.push_back({.id = id,
-                             .num_tokens = sequence->num_tokens(),
-                             .num_computed = sequence->num_computed,
-                             .num_blocks = static_cast<int>(kv_.table(id).size()),
-                             .reclaimable_blocks = tight ? kv_.CountUnshared(id) : 0,
-                             .decoding = sequence->decoding(),
-                             .paused = sequence->paused_since_ns != RequestTimes::kUnset});
+    const bool paused = sequence->paused_since_ns != RequestTimes::kUnset || !kv_->Ready(id);
+    state.running.push_back(
+        {.id = id,
+         .num_tokens = sequence->num_tokens(),
+         .num_computed = sequence->num_computed,
+         .missing_frames = kv_->MissingFrames(id, BlocksFor(sequence->num_tokens())),
+         .reclaimable_frames = tight ? kv_->ReclaimableFrames(id) : 0,
+         .grows = !kv_->sequence(id).tiered(),
+         .decoding = sequence->decoding(),
+         .paused = paused});
   }
   // The head that does not fit ends admission, so no more than the free places need a look.
   size_t places = options_.max_batch - running_.size();
   for (const auto& [id, sequence] : waiting_) {
     if (places-- == 0) break;
-    const std::vector<memory::BlockKey>& keys = sequence->request->block_keys;
-    const int most = (sequence->num_tokens() - 1) / kernels::kBlockTokens;
-    const std::span<const memory::BlockKey> usable(keys.data(),
-                                                   std::min<size_t>(keys.size(), most));
-    const int hits = kv_.CountCached(usable);
-    state.waiting.push_back(
-        {.id = id,
-         .num_tokens = sequence->num_tokens(),
-         .hit_blocks = hits,
-         .cost_blocks = kv_.CostOf(usable, hits, BlocksFor(sequence->num_tokens()))});
+    WaitingView view{.id = id,
+                     .num_tokens = sequence->num_tokens(),
+                     .num_computed = sequence->num_computed,
+                     .device = {},
+                     .tiered = {}};
+    if (kv_->is_saved(id)) {
+      const memory::KvCost cost =
+          kv_->ResumeCost(id, DemandOf(*sequence->request, options_, memory::Residency::kTiered)
+                                  .num_slots);
+      view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
+    } else {
+      if (options_.residency != ResidencyMode::kTiered) {
+        view.device = OptionFor(*sequence, memory::Residency::kDevice);
+      }
+      if (MayBeTiered(*sequence->request, options_)) {
+        view.tiered = OptionFor(*sequence, memory::Residency::kTiered);
+      }
+    }
+    state.waiting.push_back(view);
   }
   return state;
 }
 
-void EngineCore::ApplyPreemptions() {
-  for (const SequenceId id : plan_.preemptions) {
-    auto node = running_.extract(id);
-    Sequence& sequence = *node.mapped();
-    kv_.Release(id);
-    sequence.num_computed = 0;
-    sequence.published_blocks = 0;
-    ++sequence.preemptions;
-    stats_->preemptions += 1;
-    waiting_.insert(std::move(node));
+AdmissionOption EngineCore::OptionFor(const Sequence& sequence,
+                                      memory::Residency residency) const {
+  const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
+  const size_t most = (sequence.num_tokens() - 1) / kernels::kBlockTokens;
+  const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
+  const int hits = kv_->CountCached(residency, usable);
+  const memory::KvCost cost = kv_->CostOf(AdmissionOf(sequence, residency, hits));
+  return {.possible = true,
+          .hit_blocks = hits,
+          .frames = cost.frames,
+          .host_blocks = cost.host_blocks};
+}
+
+memory::KvAdmission EngineCore::AdmissionOf(const Sequence& sequence, memory::Residency residency,
+                                            int hits) const {
+  return {.id = sequence.id,
+          .demand = DemandOf(*sequence.request, options_, residency),
+          .keys = std::span(sequence.request->block_keys).first(hits),
+          .hits = hits,
+          .blocks = BlocksFor(sequence.num_tokens()),
+          .most_blocks = MostBlocks(*sequence.request)};
+}
+
+// One sequence at a time, the youngest that selects and decodes: it would be the first to go, and
+// written behind already it goes without a wait.
+void EngineCore::MirrorBeforePressure() {
+  if (options_.residency != ResidencyMode::kAuto) return;
+  if (kv_->available_frames() >= kv_->frame_counts().total / kMirrorShare) return;
+  for (auto at = running_.rbegin(); at != running_.rend(); ++at) {
+    const Sequence& sequence = *at->second;
+    const memory::SequenceKv& kv = kv_->sequence(sequence.id);
+    if (kv.tiered() || !MayBeTiered(*sequence.request, options_)) continue;
+    if (kv.writes_behind()) {
+      if (kv.landed_everywhere() + 1 < sequence.num_computed / kernels::kBlockTokens) return;
+      continue;  // nearly done: the next one may begin
+    }
+    if (!sequence.decoding()) continue;
+    if (kv_->BeginMirror(sequence.id, MostBlocks(*sequence.request))) stats_->mirrored += 1;
+    return;
   }
+}
+
+void EngineCore::Preempt(SequenceId id) {
+  auto node = running_.extract(id);
+  Sequence& sequence = *node.mapped();
+  memory::SequenceKv& kv = kv_->sequence(id);
+  // Frames of its own for a tiered life; a prompt that is not computed yet is cheaper to begin anew.
+  if (!kv.writes_behind() && MayBeTiered(*sequence.request, options_) && sequence.decoding()) {
+    kv_->BeginMirror(id, MostBlocks(*sequence.request));
+  }
+  const bool saves = kv.writes_behind();
+  if (saves) {
+    kv_->Save(id, sequence.num_computed);
+    stats_->saved += 1;
+  } else {
+    kv_->Release(id);
+    sequence.num_computed = 0;
+  }
+  sequence.published_blocks = 0;
+  ++sequence.preemptions;
+  stats_->preemptions += 1;
+  waiting_.insert(std::move(node));
+}
+
+// With nothing to compute, waits for a restore or the last copies of what has ended.
+bool EngineCore::WaitForTransfers() {
+  const memory::Ticket ticket = kv_->OldestPending();
+  if (ticket == memory::kNoTicket) return false;
+  kv_->transfers()->Wait(ticket);
+  kv_->Poll();
+  return true;
 }
 
 void EngineCore::ApplyAdmissions(int64_t now_ns, StepReport* report) {
@@ -180,10 +305,17 @@ void EngineCore::ApplyAdmissions(int64_t now_ns, StepReport* report) {
 
 bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report) {
   Sequence& sequence = *waiting_.at(admission.sequence);
+  if (admission.resumed) {
+    const memory::KvDemand demand =
+        DemandOf(*sequence.request, options_, memory::Residency::kTiered);
+    if (!kv_->Resume(sequence.id, demand.num_slots)) return false;
+    running_.insert(waiting_.extract(admission.sequence));
+    return true;
+  }
   const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
   const std::span<const memory::BlockKey> hits(keys.data(), admission.hit_blocks);
-  if (kv_.CountCached(hits) < admission.hit_blocks) return false;
-  if (!kv_.Open(sequence.id, hits, admission.hit_blocks, admission.total_blocks)) return false;
+  if (kv_->CountCached(admission.residency, hits) < admission.hit_blocks) return false;
+  if (!kv_->Open(AdmissionOf(sequence, admission.residency, admission.hit_blocks))) return false;
   sequence.num_computed = admission.hit_blocks * kernels::kBlockTokens;
   sequence.published_blocks = admission.hit_blocks;
   stats_->prefix_query_blocks += keys.size();
@@ -218,12 +350,14 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
   for (const PlannedSegment& planned : plan_.segments) {
     Sequence& sequence = *running_.at(planned.sequence);
     AUGUR_CHECK(planned.num_tokens > 0 && planned.num_tokens <= sequence.remaining());
-    AUGUR_CHECK(kv_.Extend(sequence.id, planned.blocks_after));
+    AUGUR_CHECK(kv_->Ready(sequence.id) && kv_->Extend(sequence.id, planned.blocks_after));
     StepSegment segment;
     segment.rows = {.first_row = static_cast<int>(row_tokens_.size()),
                     .num_rows = planned.num_tokens,
-                    .first_position = sequence.num_computed,
-                    .block_table = kv_.table(sequence.id).data()};
+                    .first_position = sequence.num_computed};
+    segment.kv = &kv_->sequence(sequence.id);
+    segment.attention = &sequence.request->attention;
+    segment.prompt_tokens = sequence.num_prompt();
     segment.wants_token = planned.samples;
     const SamplingParams& sampling = sequence.request->sampling;
     segment.sampling = {.temperature = sampling.temperature,
@@ -254,9 +388,9 @@ void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, in
   const int fresh = std::max(0, sequence->num_computed - std::max(before, sequence->high_water));
   stats_->recomputed_tokens += planned.num_tokens - fresh;
   sequence->high_water = std::max(sequence->high_water, sequence->num_computed);
+  PublishPromptBlocks(sequence);
   if (before < sequence->num_prompt()) {
     if (sequence->num_generated() == 0) stats_->prompt_tokens += fresh;
-    PublishPromptBlocks(sequence);
     // Only what is new: a client's progress bar does not run backwards through a preemption.
     if (sequence->request->output.progress && sequence->num_generated() == 0 && fresh > 0) {
       TokenEvent event;
@@ -278,13 +412,29 @@ void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, in
   AppendToken(sequence, token, now_ns);
 }
 
+// As far as they are computed and, when tiered, on the host.
 void EngineCore::PublishPromptBlocks(Sequence* sequence) {
   const std::vector<memory::BlockKey>& keys = sequence->request->block_keys;
   const size_t full = std::min<size_t>(keys.size(), sequence->num_computed / kernels::kBlockTokens);
   for (size_t block = sequence->published_blocks; block < full; ++block) {
-    kv_.Publish(sequence->id, static_cast<int>(block), keys[block]);
+    if (!kv_->Publish(sequence->id, static_cast<int>(block), keys[block])) return;
     sequence->published_blocks = static_cast<int>(block) + 1;
   }
+}
+
+// Prompt blocks of a finished sequence whose writes are still under way are published when they
+// land; an abandoned one's are dropped.
+void EngineCore::ReleaseKv(Sequence* sequence, bool finished) {
+  std::span<const memory::BlockKey> late;
+  if (finished && kv_->is_open(sequence->id) && kv_->sequence(sequence->id).tiered()) {
+    const std::span<const memory::BlockKey> keys(sequence->request->block_keys);
+    const size_t full =
+        std::min<size_t>(keys.size(), sequence->num_computed / kernels::kBlockTokens);
+    if (full > static_cast<size_t>(sequence->published_blocks)) {
+      late = keys.subspan(sequence->published_blocks, full - sequence->published_blocks);
+    }
+  }
+  kv_->Release(sequence->id, sequence->published_blocks, late);
 }
 
 void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) {
@@ -350,9 +500,11 @@ void EngineCore::Finish(Sequence* sequence, FinishReason reason, TokenId stop_id
 void EngineCore::End(SequenceId id, TokenEvent event, StepReport* report) {
   SequenceMap& map = running_.contains(id) ? running_ : waiting_;
   Sequence& sequence = *map.at(id);
+  const bool finished = event.kind == TokenEvent::Kind::kFinished ||
+                        event.kind == TokenEvent::Kind::kRetired;
   event.request = sequence.request;
   events_.push_back(std::move(event));
-  if (&map == &running_) kv_.Release(id);
+  if (&map == &running_ || kv_->is_saved(id)) ReleaseKv(&sequence, finished);
   if (!sequence.admitted_before()) {
     AUGUR_CHECK(report != nullptr);
     report->left_queue_requests += 1;
@@ -410,8 +562,10 @@ int64_t EngineCore::NextTimerNs() const {
 uint32_t EngineCore::CountCachedTokens(const std::vector<memory::BlockKey>& keys,
                                        uint32_t prompt_tokens) const {
   const size_t most = (prompt_tokens - 1) / kernels::kBlockTokens;
+  const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
   return kernels::kBlockTokens *
-         kv_.CountCached(std::span(keys.data(), std::min(keys.size(), most)));
+         std::max(kv_->CountCached(memory::Residency::kDevice, usable),
+                  kv_->CountCached(memory::Residency::kTiered, usable));
 }
 
 void EngineCore::PostEvents() {
@@ -427,7 +581,8 @@ void EngineCore::ExportGauges() {
   for (const auto& [id, sequence] : running_) {
     if (sequence->paused_since_ns != RequestTimes::kUnset) ++paused;
   }
-  const memory::KvCounts counts = kv_.counts();
+  const memory::KvCounts counts = kv_->frame_counts();
+  const memory::KvCounts host = kv_->host_counts();
   stats_->waiting = static_cast<int64_t>(waiting_.size());
   stats_->waiting_tokens = waiting_tokens;
   stats_->running = static_cast<int64_t>(running_.size());
@@ -435,18 +590,28 @@ void EngineCore::ExportGauges() {
   stats_->blocks_held = counts.held;
   stats_->blocks_cached = counts.cached;
   stats_->blocks_free = counts.free;
+  stats_->host_blocks_held = host.held;
+  stats_->host_blocks_cached = host.cached;
+  stats_->host_blocks_free = host.free;
 }
 
 void EngineCore::CheckInvariants() const {
-  kv_.CheckInvariants();
-  AUGUR_CHECK(kv_.num_tables() == static_cast<int>(running_.size()));
+  kv_->CheckInvariants();
+  AUGUR_CHECK(kv_->num_open() == static_cast<int>(running_.size()));
   AUGUR_CHECK(static_cast<int>(running_.size()) <= options_.max_batch);
   for (const auto& [id, sequence] : running_) {
     AUGUR_CHECK(!waiting_.contains(id));
     AUGUR_CHECK(sequence->num_computed < sequence->num_tokens());
-    AUGUR_CHECK(BlocksFor(sequence->num_computed) <= static_cast<int>(kv_.table(id).size()));
+    const memory::SequenceKv& kv = kv_->sequence(id);
+    const size_t blocks = kv.tiered() ? kv.host_blocks.size() : kv.frames.size();
+    AUGUR_CHECK(BlocksFor(sequence->num_computed) <= static_cast<int>(blocks));
   }
-  for (const auto& [id, sequence] : waiting_) AUGUR_CHECK(sequence->num_computed == 0);
+  int saved = 0;
+  for (const auto& [id, sequence] : waiting_) {
+    AUGUR_CHECK(sequence->num_computed == 0 || kv_->is_saved(id));
+    saved += kv_->is_saved(id) ? 1 : 0;
+  }
+  AUGUR_CHECK(kv_->num_saved() == saved);
 }
 
 }  // namespace augur::engine

@@ -3,7 +3,7 @@
 // simulation drives it in virtual time.
 //
 // Thread: one owner; CountCachedTokens alone may be called from any.
-// Ownership: runner, output and stats are the caller's and outlive the core.
+// Ownership: runner, KV store, output and stats are the caller's and outlive the core.
 // Failure: nothing a request does fails a step; each request ends by exactly one terminal event.
 #pragma once
 
@@ -21,7 +21,7 @@
 #include "engine/sequence.h"
 #include "engine/token_output.h"
 #include "memory/base/clock.h"
-#include "memory/kv_manager.h"
+#include "memory/kv_store.h"
 
 namespace augur::engine {
 
@@ -33,15 +33,21 @@ struct StepReport {
   int64_t left_queue_tokens = 0;  // their prompt tokens
 };
 
+// What the KV of the request needs under `residency`.
+memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
+                          memory::Residency residency);
+
 // INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens
-// beyond the context or beyond the whole KV pool. Whatever passes will run, however long the queue:
-// see batcher.h.
-absl::Status CheckFits(const Request& request, const EngineOptions& options);
+// beyond the context or beyond the whole device or host pool. Whatever passes will run, however long
+// the queue: see batcher.h.
+absl::Status CheckFits(const Request& request, const EngineOptions& options,
+                       const memory::KvPools& pools);
 
 class EngineCore {
  public:
   EngineCore(const EngineOptions& options, std::vector<TokenId> eos_token_ids, ModelRunner* runner,
-             TokenOutput* output, EngineStats* stats, const memory::Clock* clock);
+             memory::KvStore* kv, TokenOutput* output, EngineStats* stats,
+             const memory::Clock* clock);
 
   // `request` has passed CheckFits.
   void Add(std::shared_ptr<Request> request);
@@ -51,14 +57,16 @@ class EngineCore {
   StepReport EndQueued(const absl::Status& status);
   StepReport EndAll(const absl::Status& status);
 
-  bool idle() const { return waiting_.empty() && running_.empty(); }
+  bool idle() const { return waiting_.empty() && running_.empty() && kv_->num_closing() == 0; }
   // The earliest instant at which Step has something to do although nothing can run (a deadline, a
   // slow reader's limit); kNoDeadline when there is none.
   int64_t NextTimerNs() const;
 
   uint32_t CountCachedTokens(const std::vector<memory::BlockKey>& keys,
                              uint32_t prompt_tokens) const;
-  const memory::KvManager& kv() const { return kv_; }
+  const memory::KvStore& kv() const { return *kv_; }
+  // Moves a running sequence off the device, as the batcher would for want of frames (tests).
+  void Preempt(memory::SequenceId id);
   const BatchPlan& last_plan() const { return plan_; }
   // CHECKs the invariants of sequences and blocks against each other (tests and the simulation).
   void CheckInvariants() const;
@@ -69,7 +77,12 @@ class EngineCore {
   void Sweep(int64_t now_ns, StepReport* report);
   absl::Status VerdictOn(Sequence* sequence, int64_t now_ns) const;
   BatchState MakeBatchState() const;
-  void ApplyPreemptions();
+  AdmissionOption OptionFor(const Sequence& sequence, memory::Residency residency) const;
+  memory::KvAdmission AdmissionOf(const Sequence& sequence, memory::Residency residency,
+                                  int hits) const;
+  // Under kAuto: writes a sequence behind before the frames run out.
+  void MirrorBeforePressure();
+  bool WaitForTransfers();
   void ApplyAdmissions(int64_t now_ns, StepReport* report);
   bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
   void RunSegments(StepReport* report);
@@ -77,6 +90,7 @@ class EngineCore {
   void Update(const std::vector<StepSegment>& segments, int64_t now_ns);
   void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns);
   void PublishPromptBlocks(Sequence* sequence);
+  void ReleaseKv(Sequence* sequence, bool finished);
   void AppendToken(Sequence* sequence, TokenId token, int64_t now_ns);
   void Finish(Sequence* sequence, FinishReason reason, TokenId stop_id, int64_t now_ns);
   Completion DescribeCompletion(const Sequence& sequence) const;
@@ -93,7 +107,7 @@ class EngineCore {
   EngineStats* const stats_;
   const memory::Clock* const clock_;
 
-  memory::KvManager kv_;
+  memory::KvStore* const kv_;
   memory::SequenceId next_id_ = 1;
   SequenceMap waiting_;
   SequenceMap running_;

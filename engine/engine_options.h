@@ -4,13 +4,14 @@
 
 #include <cstdint>
 
-#include "kernels/dtype.h"
+#include "engine/kv_options.h"
 
 namespace augur::engine {
 
 struct EngineOptions {
   int max_context = 0;  // tokens of prompt + completion; at most the model's
-  int num_blocks = 0;   // KV pool, 64 tokens each
+  ResidencyMode residency = ResidencyMode::kDevice;
+  int num_slots = 0;  // of a tiered sequence's groups: largest budget and spare slots
   int max_batch = 32;   // sequences in a step
   int max_batched_tokens =
       512;  // rows in a step; at least max_batch + 64, so that prefill always moves

@@ -35,6 +35,8 @@ struct EngineStats {
   Gauge paused{0};
   Counter preemptions{0};
   Counter recomputed_tokens{0};  // computed again after a preemption
+  Counter saved{0};              // preemptions that kept everything on the host
+  Counter mirrored{0};           // sequences written behind for want of frames (residency auto)
 
   // Tokens.
   Counter prompt_tokens{0};  // computed in prefill, first time
@@ -43,11 +45,17 @@ struct EngineStats {
   Counter prefix_query_blocks{0};
   Counter prefix_hit_blocks{0};
 
-  // KV blocks by state: held by sequences, cached (evictable), free; they add up to the pool.
+  // Frames of the device pool (memory/kv_layout.h) by state: held by sequences, cached (evictable),
+  // free; they add up to the pool.
   Gauge blocks_total{0};
   Gauge blocks_held{0};
   Gauge blocks_cached{0};
   Gauge blocks_free{0};
+  // The same of the host pool; all 0 without one.
+  Gauge host_blocks_total{0};
+  Gauge host_blocks_held{0};
+  Gauge host_blocks_cached{0};
+  Gauge host_blocks_free{0};
 
   // Steps.
   Counter steps{0};

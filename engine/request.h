@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/attention/attention_policy.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "memory/block_key.h"
 
@@ -101,6 +102,7 @@ struct Request {
   SamplingParams sampling;
   StoppingCriteria stopping;
   OutputOptions output;
+  AttentionChoice attention;
   int64_t deadline_ns = kNoDeadline;  // on the engine's clock
   int64_t arrival_ns = 0;
   std::shared_ptr<ResponseSink> sink;

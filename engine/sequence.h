@@ -1,7 +1,7 @@
 // The engine's mutable state of an accepted request. Owned and touched by the engine thread alone.
 //
-// A sequence is waiting (no blocks: not yet admitted, or preempted) or running (a table in the KV
-// manager). tokens holds prompt and generated ids; the KV of the first num_computed of them is in
+// A sequence is waiting (not yet admitted, preempted with nothing left, or saved on the host) or
+// running (open in the KV store). tokens holds prompt and generated ids; the KV of the first num_computed of them is in
 // its blocks. What remains is computed in chunks; the step that computes the last one samples the
 // next. A decode is the case of one remaining token, a resumed sequence that of many: nothing else
 // tells them apart.

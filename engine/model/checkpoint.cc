@@ -148,6 +148,12 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   return checkpoint;
 }
 
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::OpenFile(const std::string& path) {
+  std::unique_ptr<Checkpoint> checkpoint(new Checkpoint);
+  AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(path));
+  return checkpoint;
+}
+
 absl::Status Checkpoint::AddFile(const std::string& path) {
   auto file = std::make_unique<File>();
   file->path = path;

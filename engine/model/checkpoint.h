@@ -27,6 +27,8 @@ struct TensorData {
 class Checkpoint {
  public:
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& folder);
+  // One safetensors file by itself.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const std::string& path);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/forecast_heads.h"
 #include "engine/model/json_fields.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
@@ -35,15 +36,49 @@ absl::StatusOr<int> EffectiveContext(const ModelConfig& config, const ModelOptio
   return options.max_context;
 }
 
-absl::StatusOr<int> CountBlocks(const kernels::PagedKv& shape, const ModelOptions& options) {
-  const int64_t block_bytes = static_cast<int64_t>(shape.block_bytes());
-  const int64_t blocks = options.kv_bytes / block_bytes;
-  if (blocks < 2 || blocks > INT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat("kv_bytes: expected at least two blocks of ",
-                                                   block_bytes, " bytes, found ",
-                                                   options.kv_bytes));
+// Frames and host blocks that the budgets pay for; what one does not fill is left unused.
+absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
+                                                     kernels::DType kv_dtype,
+                                                     const ModelOptions& options) {
+  const KvOptions& kv = options.kv;
+  memory::KvMemoryOptions plan;
+  plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
+                                     kernels::BytesOf(kv_dtype));
+  plan.copies = kv.copies;
+  plan.page_check = kv.page_check;
+  int64_t staging_bytes = 0;
+  if (kv.residency != ResidencyMode::kDevice) {
+    if (kv.staging_blocks % kernels::kAttentionGroupBlocks != 0 ||
+        kv.staging_blocks < options.attention.max_top_k) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
+          ", at least top_k_blocks (", options.attention.max_top_k, "), found ",
+          kv.staging_blocks));
+    }
+    plan.num_staging_pages = memory::StagingPages(
+        plan.layout, {.max_rows = options.max_batched_tokens,
+                      .max_segments = options.max_batch,
+                      .fetch_blocks = kv.staging_blocks});
+    staging_bytes = static_cast<int64_t>(plan.num_staging_pages * plan.layout.page_bytes);
+    const int64_t block_bytes = static_cast<int64_t>(plan.layout.host_block_bytes());
+    const int64_t blocks = kv.host_bytes / block_bytes;
+    if (blocks < 2 || blocks > INT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "host_kv_bytes: expected at least two blocks of ", block_bytes, " bytes, found ",
+          kv.host_bytes));
+    }
+    plan.num_host_blocks = static_cast<int>(blocks);
   }
-  return static_cast<int>(blocks);
+  const int64_t frame_bytes = static_cast<int64_t>(plan.layout.frame_bytes());
+  const int64_t frames = (kv.device_bytes - staging_bytes) / frame_bytes;
+  if (frames < 2 || frames > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "kv_bytes: expected at least two frames of ", frame_bytes, " bytes",
+        staging_bytes > 0 ? absl::StrCat(" beside a staging area of ", staging_bytes) : "",
+        ", found ", kv.device_bytes));
+  }
+  plan.num_frames = static_cast<int>(frames);
+  return plan;
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMatchingTokenizer(const std::string& folder,
@@ -61,42 +96,53 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMatchingTokenizer(const std::stri
 
 }  // namespace
 
-absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const ModelOptions& options) {
+absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::Clock* clock,
+                                      const ModelOptions& options) {
   AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.folder));
   LoadedModel model;
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
+  std::optional<ForecastHeads> heads;
+  if (!options.attention.forecast_heads.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
+  }
   AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.folder));
-  AUGUR_ASSIGN_OR_RETURN(TransformerWeights weights,
-                         LoadTransformerWeights(*checkpoint, config, backend));
+  AUGUR_ASSIGN_OR_RETURN(
+      TransformerWeights weights,
+      LoadTransformerWeights(*checkpoint, config, backend, heads ? &*heads : nullptr));
 
-  const kernels::DType kv_dtype = options.kv_dtype.value_or(weights.dtype);
-  const kernels::PagedKv shape{.pool = nullptr,
-                               .dtype = kv_dtype,
-                               .num_blocks = 0,
-                               .num_layers = config.num_layers,
-                               .num_kv_heads = config.num_kv_heads,
-                               .head_dim = config.head_dim};
-  model.block_bytes = static_cast<int64_t>(shape.block_bytes());
-  AUGUR_ASSIGN_OR_RETURN(model.num_blocks, CountBlocks(shape, options));
+  const kernels::DType kv_dtype = options.kv.dtype.value_or(weights.dtype);
+  AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
+                         PlanKvMemory(config, kv_dtype, options));
+  AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan));
+  model.num_slots = options.attention.max_top_k + options.kv.spare_slots;
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
                 .max_context = config.max_position_embeddings,
                 .num_parameters = weights.num_parameters,
                 .dtype = weights.dtype,
                 .eos_token_ids = config.eos_token_ids,
-                .fingerprint = Fingerprint(config, *checkpoint, kv_dtype),
+                .fingerprint = Fingerprint(config, *checkpoint, kv_dtype) +
+                               (heads ? "/forecast" + heads->fingerprint : ""),
                 .num_layers = config.num_layers,
                 .num_kv_heads = config.num_kv_heads,
-                .head_dim = config.head_dim};
-  AUGUR_ASSIGN_OR_RETURN(model.runner,
-                         TransformerRunner::Create(backend, config, std::move(weights),
-                                                   {.max_rows = options.max_batched_tokens,
-                                                    .max_segments = options.max_batch,
-                                                    .max_context = model.max_context,
-                                                    .num_blocks = model.num_blocks,
-                                                    .kv_dtype = kv_dtype}));
+                .head_dim = config.head_dim,
+                .kv_dtype = kv_dtype};
+  AUGUR_ASSIGN_OR_RETURN(
+      model.runner,
+      TransformerRunner::Create(backend, config, std::move(weights),
+                                {.max_rows = options.max_batched_tokens,
+                                 .max_segments = options.max_batch,
+                                 .max_context = model.max_context,
+                                 .kv_dtype = kv_dtype,
+                                 .has_forecast = heads.has_value(),
+                                 .max_top_k = options.attention.max_top_k,
+                                 .staging_blocks = options.kv.staging_blocks,
+                                 .prefetch = options.kv.prefetch,
+                                 .recall_every = options.kv.recall_every,
+                                 .compute_threads = options.compute_threads},
+                                model.kv.get(), clock));
   return model;
 }
 

@@ -12,9 +12,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/kv_options.h"
 #include "engine/model_runner.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/backend.h"
+#include "memory/base/clock.h"
+#include "memory/kv_memory.h"
 
 namespace augur::engine {
 
@@ -29,13 +32,21 @@ struct ModelInfo {
   int num_layers = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+};
+
+// What the deployment offers beside dense attention.
+struct AttentionOptions {
+  int max_top_k = 0;           // blocks, of any request's selection; 0: no policy selects
+  std::string forecast_heads;  // safetensors file; empty: no policy `forecast`
 };
 
 struct ModelOptions {
   std::string folder;
   int max_context = 0;   // 0: the model's own; above it is refused
-  int64_t kv_bytes = 0;  // budget of the KV pool; what one block does not fill is left unused
-  std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
+  KvOptions kv;
+  AttentionOptions attention;
+  int compute_threads = 1;  // of the backend, for what is counted
   int max_batch = 32;
   int max_batched_tokens = 512;
 };
@@ -43,13 +54,14 @@ struct ModelOptions {
 struct LoadedModel {
   ModelInfo info;
   int max_context = 0;  // effective
-  int num_blocks = 0;   // of 64 tokens, that kv_bytes paid for
-  int64_t block_bytes = 0;
+  int num_slots = 0;    // of a tiered sequence's groups
+  std::unique_ptr<memory::KvMemory> kv;  // outlives the runner
   std::unique_ptr<ModelRunner> runner;   // uses `backend`
   std::unique_ptr<Tokenizer> tokenizer;  // null when the folder has no tokenizer.json
 };
 
-// `backend` outlives the runner.
-absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const ModelOptions& options);
+// `backend` and `clock` outlive the model.
+absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::Clock* clock,
+                                      const ModelOptions& options);
 
 }  // namespace augur::engine

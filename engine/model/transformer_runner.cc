@@ -11,25 +11,42 @@ namespace augur::engine {
 
 absl::StatusOr<std::unique_ptr<TransformerRunner>> TransformerRunner::Create(
     kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
-    const TransformerRunnerOptions& options) {
+    const TransformerRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock) {
   std::unique_ptr<TransformerRunner> runner(
       new TransformerRunner(backend, config, std::move(weights), options));
+  const LayerWorkerOptions attention = runner->AttentionOptions();
+  runner->qkv_stride_ = attention.row_stride();
   AUGUR_RETURN_IF_ERROR(runner->Allocate());
   runner->FillRopeTables();
+  AUGUR_ASSIGN_OR_RETURN(
+      runner->layer_worker_,
+      LayerWorker::Create(backend, runner->AttentionOptions(), kv->store(), kv->stats(), clock));
   return runner;
+}
+
+LayerWorkerOptions TransformerRunner::AttentionOptions() const {
+  return {.num_layers = config_.num_layers,
+          .num_q_heads = config_.num_q_heads,
+          .num_kv_heads = config_.num_kv_heads,
+          .head_dim = config_.head_dim,
+          .kv_dtype = options_.kv_dtype,
+          .has_forecast = options_.has_forecast,
+          .max_rows = options_.max_rows,
+          .max_segments = options_.max_segments,
+          .max_context = options_.max_context,
+          .max_top_k = options_.max_top_k,
+          .fetch_blocks = options_.staging_blocks,
+          .prefetch = options_.prefetch,
+          .recall_every = options_.recall_every,
+          .compute_threads = options_.compute_threads,
+          .cos = cos_,
+          .sin = sin_};
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
                                      TransformerWeights weights,
                                      const TransformerRunnerOptions& options)
     : backend_(backend), config_(config), weights_(std::move(weights)), options_(options) {
-  kv_ = {.pool = nullptr,
-         .dtype = options.kv_dtype,
-         .num_blocks = options.num_blocks,
-         .num_layers = config.num_layers,
-         .num_kv_heads = config.num_kv_heads,
-         .head_dim = config.head_dim};
-  segments_.reserve(options.max_segments);
   sampled_rows_.reserve(options.max_segments);
   sampling_.reserve(options.max_segments);
   sampled_.reserve(options.max_segments);
@@ -55,12 +72,11 @@ absl::StatusOr<float*> TransformerRunner::AllocateFloats(const char* what, int64
 absl::Status TransformerRunner::Allocate() {
   const int64_t rows = options_.max_rows;
   const int64_t rope = int64_t{options_.max_context} * config_.head_dim / 2;
-  const int64_t qkv_width = config_.q_width() + 2 * config_.kv_width();
   AUGUR_ASSIGN_OR_RETURN(cos_, AllocateFloats("RoPE tables", rope));
   AUGUR_ASSIGN_OR_RETURN(sin_, AllocateFloats("RoPE tables", rope));
   AUGUR_ASSIGN_OR_RETURN(hidden_, AllocateFloats("activations", rows * config_.hidden_size));
   AUGUR_ASSIGN_OR_RETURN(normed_, AllocateFloats("activations", rows * config_.hidden_size));
-  AUGUR_ASSIGN_OR_RETURN(qkv_, AllocateFloats("activations", rows * qkv_width));
+  AUGUR_ASSIGN_OR_RETURN(qkv_, AllocateFloats("activations", rows * qkv_stride_));
   AUGUR_ASSIGN_OR_RETURN(attended_, AllocateFloats("activations", rows * config_.q_width()));
   AUGUR_ASSIGN_OR_RETURN(gate_up_,
                          AllocateFloats("activations", rows * 2 * config_.intermediate_size));
@@ -68,13 +84,6 @@ absl::Status TransformerRunner::Allocate() {
                          AllocateFloats("activations", rows * config_.intermediate_size));
   AUGUR_ASSIGN_OR_RETURN(
       logits_, AllocateFloats("logits", int64_t{options_.max_segments} * config_.vocab_size));
-  const size_t pool_bytes = kv_.block_bytes() * options_.num_blocks;
-  kv_.pool = static_cast<std::byte*>(backend_->Allocate(pool_bytes));
-  if (kv_.pool == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for the KV pool: ", pool_bytes, " bytes (kv_bytes)"));
-  }
-  allocations_.push_back(kv_.pool);
   return absl::OkStatus();
 }
 
@@ -97,13 +106,11 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   const int rows = static_cast<int>(inputs.token_ids.size());
   AUGUR_CHECK(rows > 0 && rows <= options_.max_rows);
   AUGUR_CHECK(static_cast<int>(inputs.segments.size()) <= options_.max_segments);
-  segments_.clear();
   int covered = 0;
   for (const StepSegment& segment : inputs.segments) {
     AUGUR_CHECK(segment.rows.first_row == covered && segment.rows.num_rows > 0);
     AUGUR_CHECK(segment.rows.first_position + segment.rows.num_rows <= options_.max_context);
     covered += segment.rows.num_rows;
-    segments_.push_back(segment.rows);
   }
   AUGUR_CHECK(covered == rows);
 
@@ -114,19 +121,18 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
                        .rows = rows,
                        .vocab = config_.vocab_size,
                        .hidden = config_.hidden_size});
+  layer_worker_->BeginStep(inputs.segments, rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     RunAttention(layer, rows);
     RunMlp(layer, rows);
   }
+  layer_worker_->EndStep();
   RunHead(inputs, outputs);
 }
 
 void TransformerRunner::RunAttention(int layer, int rows) {
   const LayerWeights& weights = weights_.layers[layer];
   const int hidden = config_.hidden_size;
-  const int q_width = config_.q_width();
-  const int qkv_width = q_width + 2 * config_.kv_width();
-  const int num_segments = static_cast<int>(segments_.size());
 
   backend_->RmsNorm({.x = hidden_,
                      .weight = weights.attention_norm.data(),
@@ -140,32 +146,14 @@ void TransformerRunner::RunAttention(int layer, int rows) {
                     .y = qkv_,
                     .rows = rows,
                     .x_stride = hidden,
-                    .y_stride = qkv_width});
-  backend_->RopeAppend({.qkv = qkv_,
-                        .segments = segments_.data(),
-                        .num_segments = num_segments,
-                        .rows = rows,
-                        .num_q_heads = config_.num_q_heads,
-                        .layer = layer,
-                        .kv = kv_,
-                        .cos = cos_,
-                        .sin = sin_});
-  backend_->PagedAttention({.q = qkv_,
-                            .out = attended_,
-                            .segments = segments_.data(),
-                            .num_segments = num_segments,
-                            .rows = rows,
-                            .q_stride = qkv_width,
-                            .num_q_heads = config_.num_q_heads,
-                            .layer = layer,
-                            .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-                            .kv = kv_});
+                    .y_stride = qkv_stride_});
+  layer_worker_->RunLayer(layer, qkv_, attended_);
   backend_->Linear({.x = attended_,
                     .weight = weights.output.weight.get(),
                     .bias = weights.output.bias_data(),
                     .y = hidden_,
                     .rows = rows,
-                    .x_stride = q_width,
+                    .x_stride = config_.q_width(),
                     .y_stride = hidden,
                     .accumulate = true});
 }

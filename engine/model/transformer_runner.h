@@ -1,7 +1,8 @@
-// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend,
-// and the KV pool that it writes and reads.
+// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend.
+// Attention, and where its KV lies, is engine/attention/layer_worker.h's.
 //
-// Thread: the engine's. Ownership: owns weights, pool and activations; the backend outlives it.
+// Thread: the engine's. Ownership: owns weights and activations; backend, KV memory and clock
+// outlive it.
 // Everything is allocated by Create; a step allocates nothing. A row's result depends on its own
 // sequence alone: see kernels/README.md for the ops' part of that promise.
 #pragma once
@@ -11,10 +12,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/layer_worker.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_weights.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
+#include "memory/kv_memory.h"
 
 namespace augur::engine {
 
@@ -22,8 +25,13 @@ struct TransformerRunnerOptions {
   int max_rows = 0;      // of a step
   int max_segments = 0;  // sequences in a step
   int max_context = 0;   // positions that the RoPE tables cover
-  int num_blocks = 0;    // KV pool
   kernels::DType kv_dtype = kernels::DType::kF32;
+  bool has_forecast = false;  // the weights hold Forecast heads
+  int max_top_k = 0;          // blocks, of any request's selection
+  int staging_blocks = 64;
+  bool prefetch = true;
+  int recall_every = 0;
+  int compute_threads = 1;
 };
 
 class TransformerRunner final : public ModelRunner {
@@ -31,7 +39,7 @@ class TransformerRunner final : public ModelRunner {
   // RESOURCE_EXHAUSTED names the buffer, its bytes and the knob.
   static absl::StatusOr<std::unique_ptr<TransformerRunner>> Create(
       kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
-      const TransformerRunnerOptions& options);
+      const TransformerRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock);
   ~TransformerRunner() override;
 
   void Run(const StepInputs& inputs, StepOutputs* outputs) override;
@@ -39,10 +47,12 @@ class TransformerRunner final : public ModelRunner {
   // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
   // Valid until the next Run. For tests and prompt scoring.
   std::span<const float> logits() const;
+  const LayerWorker& layer_worker() const { return *layer_worker_; }
 
  private:
   TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
                     TransformerWeights weights, const TransformerRunnerOptions& options);
+  LayerWorkerOptions AttentionOptions() const;
   absl::Status Allocate();
   absl::StatusOr<float*> AllocateFloats(const char* what, int64_t count);
   void FillRopeTables();
@@ -56,19 +66,19 @@ class TransformerRunner final : public ModelRunner {
   const TransformerWeights weights_;
   const TransformerRunnerOptions options_;
 
-  kernels::PagedKv kv_;
+  std::unique_ptr<LayerWorker> layer_worker_;
   std::vector<void*> allocations_;
+  int qkv_stride_ = 0;
   float* cos_ = nullptr;        // [max_context, head_dim / 2]
   float* sin_ = nullptr;        // [max_context, head_dim / 2]
   float* hidden_ = nullptr;     // [max_rows, hidden]
   float* normed_ = nullptr;     // [max_rows, hidden]
-  float* qkv_ = nullptr;        // [max_rows, q width + 2 kv width]
+  float* qkv_ = nullptr;        // [max_rows, qkv_stride_]
   float* attended_ = nullptr;   // [max_rows, q width]
   float* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
   float* activated_ = nullptr;  // [max_rows, intermediate]
   float* logits_ = nullptr;     // [max_segments, vocab]
 
-  std::vector<kernels::Segment> segments_;  // of this step
   std::vector<int32_t> sampled_rows_;       // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
   std::vector<int32_t> sampled_;

@@ -47,10 +47,28 @@ TensorData StackRows(std::vector<TensorData> parts) {
   return stacked;
 }
 
+TensorData ConvertTo(kernels::DType dtype, const TensorData& tensor) {
+  if (tensor.dtype == dtype) return tensor;
+  const std::vector<float> wide = Widen(tensor);
+  TensorData converted{.dtype = dtype, .shape = tensor.shape, .bytes = {}};
+  converted.bytes.resize(wide.size() * kernels::BytesOf(dtype));
+  if (dtype == kernels::DType::kF32) {
+    std::memcpy(converted.bytes.data(), wide.data(), converted.bytes.size());
+    return converted;
+  }
+  for (size_t i = 0; i < wide.size(); ++i) {
+    const uint16_t bits = dtype == kernels::DType::kBF16 ? kernels::BF16FromFloat(wide[i])
+                                                         : kernels::F16FromFloat(wide[i]);
+    std::memcpy(converted.bytes.data() + 2 * i, &bits, sizeof bits);
+  }
+  return converted;
+}
+
 class Loader {
  public:
-  Loader(const Checkpoint& checkpoint, const ModelConfig& config, kernels::Backend* backend)
-      : checkpoint_(checkpoint), config_(config), backend_(backend) {}
+  Loader(const Checkpoint& checkpoint, const ModelConfig& config, kernels::Backend* backend,
+         const ForecastHeads* heads)
+      : checkpoint_(checkpoint), config_(config), backend_(backend), heads_(heads) {}
 
   absl::StatusOr<TransformerWeights> Load() {
     TransformerWeights weights;
@@ -62,7 +80,7 @@ class Loader {
     num_parameters_ += vocab * hidden;
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded,
-                             LoadLayer(absl::StrCat("model.layers.", layer, ".")));
+                             LoadLayer(layer));
       weights.layers.push_back(std::move(loaded));
     }
     AUGUR_ASSIGN_OR_RETURN(weights.final_norm, Vector("model.norm.weight", hidden));
@@ -86,7 +104,17 @@ class Loader {
     int64_t rows;
   };
 
-  absl::StatusOr<LayerWeights> LoadLayer(const std::string& prefix) {
+  // Forecast heads that are fused behind q, k and v of the layer.
+  std::vector<const TensorData*> HeadsOf(int index) const {
+    std::vector<const TensorData*> heads;
+    if (heads_ == nullptr || index + 1 == config_.num_layers) return heads;
+    heads.push_back(&heads_->next[index]);
+    if (index == 0) heads.push_back(&heads_->current);
+    return heads;
+  }
+
+  absl::StatusOr<LayerWeights> LoadLayer(int index) {
+    const std::string prefix = absl::StrCat("model.layers.", index, ".");
     LayerWeights layer;
     const int64_t hidden = config_.hidden_size;
     const int64_t intermediate = config_.intermediate_size;
@@ -96,7 +124,7 @@ class Loader {
     AUGUR_ASSIGN_OR_RETURN(layer.qkv, Linear({{attention + "q_proj", config_.q_width()},
                                               {attention + "k_proj", config_.kv_width()},
                                               {attention + "v_proj", config_.kv_width()}},
-                                             hidden, config_.attention_bias));
+                                             hidden, config_.attention_bias, HeadsOf(index)));
     AUGUR_ASSIGN_OR_RETURN(layer.output, Linear({{attention + "o_proj", hidden}}, config_.q_width(),
                                                 config_.attention_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm,
@@ -110,7 +138,8 @@ class Loader {
   }
 
   absl::StatusOr<LinearWeights> Linear(const std::vector<Part>& parts, int64_t in_features,
-                                       bool bias) {
+                                       bool bias,
+                                       const std::vector<const TensorData*>& heads = {}) {
     LinearWeights linear;
     std::vector<TensorData> matrices;
     for (const Part& part : parts) {
@@ -122,6 +151,10 @@ class Loader {
       AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values,
                              Vector(part.name + ".bias", part.rows));
       linear.bias.insert(linear.bias.end(), values.begin(), values.end());
+    }
+    for (const TensorData* head : heads) {
+      matrices.push_back(ConvertTo(matrices[0].dtype, *head));
+      if (bias) linear.bias.insert(linear.bias.end(), head->shape[0], 0.0f);
     }
     linear.weight =
         Pack(matrices.size() == 1 ? std::move(matrices[0]) : StackRows(std::move(matrices)));
@@ -144,6 +177,7 @@ class Loader {
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   kernels::Backend* const backend_;
+  const ForecastHeads* const heads_;
   int64_t num_parameters_ = 0;
 };
 
@@ -151,8 +185,9 @@ class Loader {
 
 absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& checkpoint,
                                                           const ModelConfig& config,
-                                                          kernels::Backend* backend) {
-  return Loader(checkpoint, config, backend).Load();
+                                                          kernels::Backend* backend,
+                                                          const ForecastHeads* heads) {
+  return Loader(checkpoint, config, backend, heads).Load();
 }
 
 }  // namespace augur::engine

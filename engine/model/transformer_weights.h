@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/forecast_heads.h"
 #include "engine/model/model_config.h"
 #include "kernels/backend.h"
 
@@ -23,7 +24,9 @@ struct LinearWeights {
 
 struct LayerWeights {
   std::vector<float> attention_norm;  // [hidden]
-  LinearWeights qkv;                  // [(q heads + 2 kv heads) * head_dim, hidden]
+  // [(q heads + 2 kv heads) * head_dim, hidden]; with Forecast heads, then the next layer's
+  // [kv heads * head_dim] (not in the last layer) and, in layer 0, its own.
+  LinearWeights qkv;
   LinearWeights output;               // [hidden, q heads * head_dim]
   std::vector<float> mlp_norm;        // [hidden]
   LinearWeights gate_up;              // [2 * intermediate, hidden]: gate, then up
@@ -39,8 +42,10 @@ struct TransformerWeights {
   int64_t num_parameters = 0;                   // tied ones once
 };
 
+// `heads` may be null. They are rounded to the dtype of the projections that they are fused with.
 absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& checkpoint,
                                                           const ModelConfig& config,
-                                                          kernels::Backend* backend);
+                                                          kernels::Backend* backend,
+                                                          const ForecastHeads* heads = nullptr);
 
 }  // namespace augur::engine

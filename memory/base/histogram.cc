@@ -36,6 +36,11 @@ std::vector<double> LatencyBounds() {
           7.5,    10,    20,    40,    80,    160,    320,  640,   1280, 2560};
 }
 
+std::vector<double> ShortLatencyBounds() {
+  return {0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01,
+          0.02,    0.05,    0.1,     0.2,    0.5,    1,      2,     5,     10};
+}
+
 std::vector<double> PowerOfTwoBounds(double max) {
   std::vector<double> bounds;
   for (double bound = 1; bound <= max && bounds.size() < Histogram::kMaxBuckets; bound *= 2) {

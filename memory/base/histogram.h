@@ -38,6 +38,8 @@ class Histogram {
 // 0.5 ms to 2,560 s, in seconds: fine enough for a token of a millisecond, wide enough for a
 // prefill of forty minutes.
 std::vector<double> LatencyBounds();
+// 10 us to 10 s, in seconds: waits inside a step.
+std::vector<double> ShortLatencyBounds();
 // 1, 2, 4, ... up to `max`.
 std::vector<double> PowerOfTwoBounds(double max);
 

@@ -1,0 +1,48 @@
+// Which blocks a token attends to: policies, their knobs, and the rule that picks one for a token.
+// Plain data and pure functions.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/ops/select_blocks.h"
+
+namespace augur::engine {
+
+enum class AttentionPolicy {
+  kDense,      // every block
+  kSparse,     // InfLLM-V2: scored by the layer's own queries
+  kInfinigen,  // scored a layer ahead by approximated queries; prefill as kSparse
+  kForecast,   // SparDA: scored a layer ahead by the Forecast heads
+};
+
+std::string_view NameOf(AttentionPolicy policy);  // "dense", ...
+std::optional<AttentionPolicy> PolicyNamed(std::string_view name);
+
+// What a request's tokens use; part of the prefix-cache key, since deeper layers' KV depends on it.
+struct AttentionChoice {
+  AttentionPolicy prefill = AttentionPolicy::kDense;
+  AttentionPolicy decode = AttentionPolicy::kDense;
+  kernels::SelectionBudget budget{.top_k = 25, .init = 1, .local = 8};
+  // Below this length every token attends to all blocks: the prompt's length for prefill tokens,
+  // the current one for generated tokens. -1: never.
+  int dense_len = -1;
+
+  // Reads compressed keys at some time.
+  bool selects() const {
+    return prefill != AttentionPolicy::kDense || decode != AttentionPolicy::kDense;
+  }
+  // Names everything above, for the prefix-cache key.
+  std::string Fingerprint() const;
+};
+
+// The policy of the token at `position` of a sequence whose prompt has `prompt_tokens`: a token's
+// KV does not depend on how it came to be computed (in prefill, in decode, again after a
+// preemption).
+AttentionPolicy PolicyAt(const AttentionChoice& choice, int position, int prompt_tokens);
+
+// First position after `position` at which PolicyAt changes; INT_MAX: never.
+int NextPolicyChange(const AttentionChoice& choice, int position, int prompt_tokens);
+
+}  // namespace augur::engine

@@ -1,0 +1,419 @@
+#include "engine/attention/layer_worker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::kAttentionGroupBlocks;
+using kernels::kBlockTokens;
+using memory::SequenceKv;
+using memory::TransferKind;
+
+int FirstBlock(const kernels::Segment& rows) { return rows.first_position / kBlockTokens; }
+int EndBlock(const kernels::Segment& rows) {
+  return (rows.first_position + rows.num_rows - 1) / kBlockTokens + 1;
+}
+// Blocks that are full once the rows are in.
+int CompleteBlocks(const kernels::Segment& rows) {
+  return (rows.first_position + rows.num_rows) / kBlockTokens;
+}
+
+memory::ForcedBlocks ForcedOf(const StepSegment& segment) {
+  return {segment.attention->budget.init, segment.attention->budget.local};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LayerWorker>> LayerWorker::Create(kernels::Backend* backend,
+                                                                 const LayerWorkerOptions& options,
+                                                                 memory::KvStore* store,
+                                                                 memory::ResidencyStats* stats,
+                                                                 const memory::Clock* clock) {
+  std::unique_ptr<LayerWorker> worker(new LayerWorker(backend, options, store, stats, clock));
+  AUGUR_RETURN_IF_ERROR(worker->Allocate());
+  return worker;
+}
+
+LayerWorker::LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& options,
+                         memory::KvStore* store, memory::ResidencyStats* stats,
+                         const memory::Clock* clock)
+    : backend_(backend),
+      options_(options),
+      store_(store),
+      stats_(stats),
+      clock_(clock),
+      residency_(store,
+                 {.max_rows = options.max_rows,
+                  .max_segments = options.max_segments,
+                  .fetch_blocks = options.fetch_blocks},
+                 stats, clock),
+      stride_(std::max(1, options.max_top_k)),
+      tile_blocks_(options.num_kv_heads),
+      grown_blocks_(options.num_kv_heads) {
+  AUGUR_CHECK(options.fetch_blocks % kAttentionGroupBlocks == 0);
+}
+
+LayerWorker::~LayerWorker() {
+  for (void* allocation : allocations_) backend_->Free(allocation);
+}
+
+absl::Status LayerWorker::Allocate() {
+  const size_t rows = options_.max_rows;
+  const size_t state_floats = kernels::AttentionStateFloats(options_.head_dim);
+  const auto allocate = [&](size_t floats, float** to) {
+    *to = static_cast<float*>(backend_->Allocate(floats * sizeof(float)));
+    if (*to != nullptr) allocations_.push_back(*to);
+    return *to != nullptr;
+  };
+  bool fits = allocate(rows * options_.num_q_heads * state_floats, &states_);
+  for (float*& forecast : forecasts_) fits = fits && allocate(rows * options_.kv_width(), &forecast);
+  if (!fits) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for attention states of ", rows, " rows (batched_tokens)"));
+  }
+  const size_t heads = options_.num_kv_heads;
+  for (Selection* selection : {&selections_[0], &selections_[1], &recall_}) {
+    selection->blocks.resize(rows * heads * stride_);
+    selection->counts.resize(rows * heads);
+    selection->pages.resize(rows * heads * stride_);
+  }
+  const size_t segments = options_.max_segments;
+  const size_t touched = (rows / kBlockTokens + 3 * segments) * heads;
+  const size_t context_blocks = (options_.max_context + kBlockTokens - 1) / kBlockTokens;
+  append_pages_.reserve(touched);
+  source_pages_.reserve(touched);
+  key_targets_.reserve(touched);
+  key_pages_.reserve(segments * heads * (context_blocks / memory::kKeyFrameBlocks + 1));
+  list_pages_.reserve(3 * segments * heads * context_blocks);
+  append_segments_.reserve(segments);
+  compress_segments_.reserve(segments);
+  select_segments_.reserve(3 * segments);
+  attention_segments_.reserve(rows + 3 * segments);
+  requests_.reserve(segments);
+  pieces_.reserve(3 * segments);
+  staging_.reserve(segments);
+  return absl::OkStatus();
+}
+
+void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
+  AUGUR_CHECK(static_cast<int>(segments.size()) <= options_.max_segments);
+  segments_ = segments;
+  rows_ = rows;
+  ++step_;
+  pieces_.clear();
+  staging_.clear();
+  staged_places_ = 0;
+  for (const StepSegment& segment : segments) {
+    const bool tiered = segment.kv->tiered();
+    const bool chunk = tiered && segment.rows.num_rows > 1;
+    Staging staging;
+    if (chunk) {
+      AUGUR_CHECK(segment.rows.first_position % kBlockTokens == 0);
+      staging = {staged_places_, FirstBlock(segment.rows), EndBlock(segment.rows)};
+      staged_places_ += staging.end_block - staging.first_block;
+    }
+    staging_.push_back(staging);
+    RestoreKeys(segment);
+    if (tiered && !chunk) {
+      const memory::ForcedBlocks forced =
+          segment.attention->selects() ? ForcedOf(segment) : memory::ForcedBlocks{};
+      residency_.PrepareTail(segment.kv, segment.rows.first_position, forced);
+    }
+    const int end = segment.rows.first_position + segment.rows.num_rows;
+    for (int position = segment.rows.first_position; position < end;) {
+      const int next =
+          std::min(end, NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
+      const int row = segment.rows.first_row + position - segment.rows.first_position;
+      pieces_.push_back({.segment = &segment,
+                         .rows = {row, next - position, position},
+                         .policy = PolicyAt(*segment.attention, position, segment.prompt_tokens),
+                         .tiered = tiered,
+                         .chunk = chunk});
+      position = next;
+    }
+  }
+}
+
+// Compressed keys that a prefix hit on resident blocks did not bring: made again from the pages.
+void LayerWorker::RestoreKeys(const StepSegment& segment) {
+  SequenceKv* kv = segment.kv;
+  const int first = kv->keyed_blocks, end = FirstBlock(segment.rows);
+  if (!kv->demand.selects || first >= end) return;
+  AUGUR_CHECK(!kv->tiered());
+  for (int layer = 0; layer < options_.num_layers; ++layer) {
+    std::vector<const std::byte*> sources;
+    std::vector<std::byte*> targets;
+    for (int block = first - 1; block < end; ++block) {
+      for (int head = 0; head < options_.num_kv_heads; ++head) {
+        sources.push_back(
+            block < 0 ? nullptr : kv->resident_page(store_->pools(), layer, head, block));
+        if (block < first) continue;
+        targets.push_back(kv->block_keys(store_->pools(), layer, head, block));
+      }
+    }
+    const kernels::CompressSegment restored{
+        .rows = {0, (end - first) * kBlockTokens, first * kBlockTokens},
+        .pages = sources.data(),
+        .keys = targets.data()};
+    backend_->CompressKeys({.segments = &restored,
+                            .num_segments = 1,
+                            .num_kv_heads = options_.num_kv_heads,
+                            .head_dim = options_.head_dim,
+                            .dtype = options_.kv_dtype});
+    backend_->Synchronize();
+  }
+  kv->keyed_blocks = end;
+}
+
+void LayerWorker::RunLayer(int layer, float* qkv, float* attended) {
+  residency_.BeginLayer(layer, layer == 0 ? 0 : staged_places_);
+  AppendAndCompress(layer, qkv);
+  SelectAhead(layer);
+  SelectNow(layer, qkv);
+  residency_.WaitForLayer(layer);
+  MeasureRecall(layer, qkv);
+  Attend(layer, qkv, attended);
+  WriteBehind(layer);
+}
+
+void LayerWorker::EndStep() {
+  for (const StepSegment& segment : segments_) {
+    if (!segment.kv->demand.selects) continue;
+    segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, CompleteBlocks(segment.rows));
+  }
+}
+
+void LayerWorker::AppendAndCompress(int layer, float* qkv) {
+  append_pages_.clear();
+  append_segments_.clear();
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const StepSegment& segment = segments_[i];
+    const Staging& staging = staging_[i];
+    append_segments_.push_back({segment.rows, append_pages_.data() + append_pages_.size()});
+    for (int block = FirstBlock(segment.rows); block < EndBlock(segment.rows); ++block) {
+      const int place = staging.first_place < 0
+                            ? -1
+                            : staging.first_place + block - staging.first_block;
+      for (int head = 0; head < options_.num_kv_heads; ++head) {
+        append_pages_.push_back(residency_.AppendPage(segment.kv, layer, head, block, place));
+      }
+    }
+  }
+  int forecast_heads = 0;
+  if (options_.has_forecast && layer + 1 < options_.num_layers) {
+    forecast_heads = (layer == 0 ? 2 : 1) * options_.num_kv_heads;
+  }
+  backend_->RopeAppend({.qkv = qkv,
+                        .segments = append_segments_.data(),
+                        .num_segments = static_cast<int>(append_segments_.size()),
+                        .rows = rows_,
+                        .row_stride = options_.row_stride(),
+                        .num_q_heads = options_.num_q_heads,
+                        .num_kv_heads = options_.num_kv_heads,
+                        .num_forecast_heads = forecast_heads,
+                        .head_dim = options_.head_dim,
+                        .dtype = options_.kv_dtype,
+                        .cos = options_.cos,
+                        .sin = options_.sin});
+  if (forecast_heads > 0) {
+    // The next layer's qkv will overwrite them.
+    backend_->Synchronize();
+    const float* from = qkv + options_.q_width() + 2 * options_.kv_width();
+    for (int row = 0; row < rows_; ++row) {
+      std::memcpy(forecasts_[layer % 2] + size_t(row) * options_.kv_width(),
+                  from + size_t(row) * options_.row_stride(),
+                  sizeof(float) * options_.kv_width());
+    }
+  }
+  Compress(layer);
+}
+
+void LayerWorker::Compress(int layer) {
+  source_pages_.clear();
+  key_targets_.clear();
+  compress_segments_.clear();
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const StepSegment& segment = segments_[i];
+    SequenceKv* kv = segment.kv;
+    if (!kv->demand.selects) continue;
+    const int first = FirstBlock(segment.rows), end = EndBlock(segment.rows);
+    compress_segments_.push_back({segment.rows, source_pages_.data() + source_pages_.size(),
+                                  key_targets_.data() + key_targets_.size()});
+    // The window across the first block's beginning ends at its 16th token.
+    const int offset = segment.rows.first_position % kBlockTokens;
+    const bool reads_previous = first > 0 && offset < kernels::kWindowStride &&
+                                offset + segment.rows.num_rows >= kernels::kWindowStride;
+    for (int head = 0; head < options_.num_kv_heads; ++head) {
+      source_pages_.push_back(
+          reads_previous ? residency_.ReadablePage(kv, layer, head, first - 1) : nullptr);
+    }
+    const Staging& staging = staging_[i];
+    for (int block = first; block < end; ++block) {
+      const int place = staging.first_place < 0
+                            ? -1
+                            : staging.first_place + block - staging.first_block;
+      for (int head = 0; head < options_.num_kv_heads; ++head) {
+        source_pages_.push_back(residency_.AppendPage(kv, layer, head, block, place));
+        key_targets_.push_back(kv->block_keys(store_->pools(), layer, head, block));
+      }
+    }
+  }
+  if (compress_segments_.empty()) return;
+  backend_->CompressKeys({.segments = compress_segments_.data(),
+                          .num_segments = static_cast<int>(compress_segments_.size()),
+                          .num_kv_heads = options_.num_kv_heads,
+                          .head_dim = options_.head_dim,
+                          .dtype = options_.kv_dtype});
+}
+
+bool LayerWorker::ChoosesAhead(const Piece& piece, int layer) const {
+  return piece.policy == AttentionPolicy::kForecast && piece.ahead() && layer > 0;
+}
+
+bool LayerWorker::ChoosesNow(const Piece& piece, int layer) const {
+  return piece.selects() && !ChoosesAhead(piece, layer);
+}
+
+// Chooses for `layer` the blocks of all pieces for which `wanted` holds; policy says by what rule q
+// scores.
+template <class Wanted>
+void LayerWorker::Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
+                         int q_stride, Selection* selection) {
+  key_pages_.clear();
+  select_segments_.clear();
+  for (const Piece& piece : pieces_) {
+    if (!wanted(piece)) continue;
+    const SequenceKv& kv = *piece.segment->kv;
+    const int pages =
+        (EndBlock(piece.rows) + memory::kKeyFrameBlocks - 1) / memory::kKeyFrameBlocks;
+    select_segments_.push_back({.rows = piece.rows,
+                                .budget = piece.segment->attention->budget,
+                                .key_pages = key_pages_.data() + key_pages_.size(),
+                                .key_page_stride = pages});
+    for (int head = 0; head < options_.num_kv_heads; ++head) {
+      for (int page = 0; page < pages; ++page) {
+        key_pages_.push_back(
+            store_->pools().device_page(kv.key_frames[page], layer, head));
+      }
+    }
+  }
+  if (select_segments_.empty()) return;
+  const bool by_query = policy == AttentionPolicy::kSparse;
+  backend_->SelectBlocks(
+      {.q = q,
+       .segments = select_segments_.data(),
+       .num_segments = static_cast<int>(select_segments_.size()),
+       .q_stride = q_stride,
+       .num_kv_heads = options_.num_kv_heads,
+       .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
+       .key_dim = options_.head_dim,
+       .keys_per_block = kernels::kBlockWindows,
+       .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
+       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
+       .dtype = options_.kv_dtype,
+       .blocks = selection->blocks.data(),
+       .counts = selection->counts.data(),
+       .selection_stride = stride_});
+  backend_->Synchronize();
+}
+
+void LayerWorker::SelectAhead(int layer) {
+  const int next = layer + 1;
+  if (next < options_.num_layers) {
+    Select(
+        next, [&](const Piece& piece) { return ChoosesAhead(piece, next); },
+        AttentionPolicy::kForecast, forecasts_[layer % 2], options_.kv_width(),
+        &selections_[next % 2]);
+    if (options_.prefetch) Request(next, TransferKind::kPrefetch);
+  }
+}
+
+void LayerWorker::SelectNow(int layer, const float* qkv) {
+  Selection* selection = &selections_[layer % 2];
+  Select(
+      layer,
+      [&](const Piece& piece) {
+        return ChoosesNow(piece, layer) && piece.policy == AttentionPolicy::kSparse;
+      },
+      AttentionPolicy::kSparse, qkv, options_.row_stride(), selection);
+  // Layer 0 has heads of its own; a later one takes what the layer before foretold.
+  const float* forecast = layer == 0 ? qkv + options_.q_width() + 3 * options_.kv_width()
+                                     : forecasts_[(layer - 1) % 2];
+  Select(
+      layer,
+      [&](const Piece& piece) {
+        return ChoosesNow(piece, layer) && piece.policy == AttentionPolicy::kForecast;
+      },
+      AttentionPolicy::kForecast, forecast,
+      layer == 0 ? options_.row_stride() : options_.kv_width(), selection);
+  if (layer > 0) Request(layer, TransferKind::kFetch);
+}
+
+// Asks for the blocks of slot rows: kPrefetch of those that chose ahead, kFetch of the others;
+// without prefetch all are fetched when their layer needs them.
+void LayerWorker::Request(int layer, TransferKind kind) {
+  const bool wants_ahead = kind == TransferKind::kPrefetch;
+  requests_.clear();
+  Selection& selection = selections_[layer % 2];
+  for (const Piece& piece : pieces_) {
+    if (!piece.ahead() || !piece.selects()) continue;
+    if ((options_.prefetch && ChoosesAhead(piece, layer)) != wants_ahead) continue;
+    const size_t at = list_at(piece.rows.first_row, 0);
+    requests_.push_back({.kv = piece.segment->kv,
+                         .position = piece.rows.first_position,
+                         .forced = ForcedOf(*piece.segment),
+                         .blocks = selection.blocks.data() + at,
+                         .counts = selection.counts.data() +
+                                   size_t(piece.rows.first_row) * options_.num_kv_heads,
+                         .pages = selection.pages.data() + at,
+                         .stride = stride_});
+  }
+  if (!requests_.empty()) residency_.Request(layer, kind, requests_);
+}
+
+// How many of the blocks that the layer's own query would choose the Forecast chose too.
+void LayerWorker::MeasureRecall(int layer, const float* qkv) {
+  if (options_.recall_every == 0 || step_ % options_.recall_every != 0 || layer == 0) return;
+  const auto measured = [&](const Piece& piece) { return ChoosesAhead(piece, layer); };
+  Select(layer, measured, AttentionPolicy::kSparse, qkv, options_.row_stride(), &recall_);
+  uint64_t found = 0, wanted = 0;
+  for (const Piece& piece : pieces_) {
+    if (!measured(piece)) continue;
+    const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+    const int local_begin = FirstBlock(piece.rows) - budget.local + 1;
+    for (int head = 0; head < options_.num_kv_heads; ++head) {
+      const std::span<const int32_t> ahead = chosen(layer, piece.rows.first_row, head);
+      const size_t at = list_at(piece.rows.first_row, head);
+      const int count = recall_.counts[size_t(piece.rows.first_row) * options_.num_kv_heads + head];
+      for (int entry = 0; entry < count; ++entry) {
+        const int32_t block = recall_.blocks[at + entry];
+        if (block < budget.init || block >= local_begin) continue;
+        ++wanted;
+        found += std::binary_search(ahead.begin(), ahead.end(), block) ? 1 : 0;
+      }
+    }
+  }
+  stats_->layers[layer].recall_found += found;
+  stats_->layers[layer].recall_wanted += wanted;
+}
+
+std::span<const int32_t> LayerWorker::chosen(int layer, int row, int kv_head) const {
+  const Selection& selection = selections_[layer % 2];
+  for (const Piece& piece : pieces_) {
+    if (row < piece.rows.first_row || row >= piece.rows.first_row + piece.rows.num_rows) continue;
+    if (!piece.selects()) return {};
+  }
+  return std::span(selection.blocks)
+      .subspan(list_at(row, kv_head), selection.counts[size_t(row) * options_.num_kv_heads + kv_head]);
+}
+
+}  // namespace augur::engine

@@ -1,0 +1,173 @@
+// Attention of one layer after another for all rows of a step, whatever their policies and wherever
+// their KV lies: what design section 5 calls steps 5 to 7. The order within layer l:
+//
+//   1. RoPE, append k and v, compress the windows that the new rows complete
+//   2. rows that choose ahead (Forecast, InfiniGen) choose for l + 1, and their missing blocks start
+//      to move
+//   3. rows that choose by this layer's own query choose for l, and fetch on need
+//   4. wait for the blocks of l, and attend
+//   5. finished blocks go to the host
+//
+// Kinds of rows at layer l:
+//   resident   all blocks in frames (residency `device`, or layer 0): one attention call
+//   slots      one row of a tiered sequence that selects: blocks in slots, in the same call
+//   stream     tiered and dense: all blocks pass through the staging area, group by group
+//   chunk      several rows of a tiered sequence that selects: tiles of rows whose blocks fit there
+// A row's bits do not depend on its kind (kernels/ops/paged_attention.h).
+//
+// Thread: the engine's. Ownership: buffers are its own, allocated by Create; the rest is the
+// caller's. Failure: Create names size and knob; a step cannot fail.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/attention/attention_policy.h"
+#include "engine/model_runner.h"
+#include "kernels/backend.h"
+#include "memory/layer_residency.h"
+
+namespace augur::engine {
+
+struct LayerWorkerOptions {
+  int num_layers = 0;
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  bool has_forecast = false;  // qkv rows hold Forecast heads
+  int max_rows = 0;
+  int max_segments = 0;
+  int max_context = 0;
+  int max_top_k = 0;      // of any request
+  int fetch_blocks = 0;   // staging, see memory::ResidencyLimits; a multiple of 16
+  bool prefetch = true;   // false: choices made ahead are fetched on need
+  int recall_every = 0;   // steps between measurements of the Forecast's recall; 0: never
+  int compute_threads = 1;
+  const float* cos = nullptr;  // [max_context, head_dim / 2]
+  const float* sin = nullptr;
+
+  int q_width() const { return num_q_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+  // Floats of a qkv row: q, k, v, then the Forecast for the next layer and, in layer 0, the heads
+  // for itself.
+  int row_stride() const { return q_width() + (has_forecast ? 4 : 2) * kv_width(); }
+};
+
+class LayerWorker {
+ public:
+  static absl::StatusOr<std::unique_ptr<LayerWorker>> Create(kernels::Backend* backend,
+                                                             const LayerWorkerOptions& options,
+                                                             memory::KvStore* store,
+                                                             memory::ResidencyStats* stats,
+                                                             const memory::Clock* clock);
+  ~LayerWorker();
+
+  // `segments` stay valid until EndStep.
+  void BeginStep(std::span<const StepSegment> segments, int rows);
+  // qkv [rows, row_stride] -> attended [rows, q_width]; layers in order.
+  void RunLayer(int layer, float* qkv, float* attended);
+  void EndStep();
+
+  // Blocks that the last RunLayer chose, for tests: of `row`, kv head `kv_head`; empty: dense.
+  std::span<const int32_t> chosen(int layer, int row, int kv_head) const;
+
+ private:
+  // Rows of a segment under one policy.
+  struct Piece {
+    const StepSegment* segment = nullptr;
+    kernels::Segment rows;
+    AttentionPolicy policy = AttentionPolicy::kDense;
+    bool tiered = false;
+    bool chunk = false;  // tiered with more than one row
+    bool ahead() const { return tiered && !chunk; }
+    bool selects() const { return policy != AttentionPolicy::kDense; }
+  };
+  // A segment's place in the step's staged blocks.
+  struct Staging {
+    int first_place = -1;
+    int first_block = 0;
+    int end_block = 0;
+  };
+  // Choices for one layer: rows of it that are valid are known by their pieces.
+  struct Selection {
+    std::vector<int32_t> blocks;            // [max_rows][kv heads][stride]
+    std::vector<int32_t> counts;            // [max_rows][kv heads]
+    std::vector<const std::byte*> pages;    // [max_rows][kv heads][stride]
+  };
+
+  LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& options, memory::KvStore* store,
+              memory::ResidencyStats* stats, const memory::Clock* clock);
+  absl::Status Allocate();
+
+  void RestoreKeys(const StepSegment& segment);
+  void AppendAndCompress(int layer, float* qkv);
+  void Compress(int layer);
+  // Whether `piece` chooses for `layer` while that layer runs, rather than one before.
+  bool ChoosesNow(const Piece& piece, int layer) const;
+  bool ChoosesAhead(const Piece& piece, int layer) const;
+  template <class Wanted>
+  void Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
+              int q_stride, Selection* selection);
+  void SelectNow(int layer, const float* qkv);
+  void SelectAhead(int layer);
+  void Request(int layer, memory::TransferKind kind);
+  void MeasureRecall(int layer, const float* qkv);
+
+  void Attend(int layer, const float* qkv, float* attended);
+  void AttendInPlace(int layer, const float* qkv, float* attended);
+  void AttendStream(const Piece& piece, int layer, const float* qkv, float* attended);
+  void AttendChunk(const Piece& piece, int layer, const float* qkv, float* attended);
+  void AttendTile(const Piece& piece, int first_row, int end_row, int layer, const float* qkv,
+                  float* attended);
+  void EndChunk(const Piece& piece, int layer);
+  void BeginChunk(const Piece& piece, int layer);
+  void WriteBehind(int layer);
+  kernels::PagedAttentionParams AttentionParams(const float* qkv, float* attended) const;
+  void AddResidentList(const Piece& piece, int layer);
+  void AddSelectedRow(int row, int position, Selection* selection);
+
+  size_t list_at(int row, int kv_head) const {
+    return (size_t(row) * options_.num_kv_heads + kv_head) * stride_;
+  }
+
+  kernels::Backend* const backend_;
+  const LayerWorkerOptions options_;
+  memory::KvStore* const store_;
+  memory::ResidencyStats* const stats_;
+  const memory::Clock* const clock_;
+  memory::LayerResidency residency_;
+  const int stride_;  // blocks of a selection
+
+  int rows_ = 0;
+  int64_t step_ = 0;
+  std::span<const StepSegment> segments_;
+  std::vector<Piece> pieces_;
+  std::vector<Staging> staging_;  // [segments]
+  int staged_places_ = 0;
+
+  std::vector<void*> allocations_;
+  std::array<float*, 2> forecasts_{};  // [max_rows, kv_width]: made by the layer of that parity
+  float* states_ = nullptr;            // [max_rows][q heads][AttentionStateFloats]
+  std::array<Selection, 2> selections_;  // of the layer of that parity
+  Selection recall_;
+
+  // Scratch of one layer, kept for its capacity.
+  std::vector<std::byte*> append_pages_;
+  std::vector<const std::byte*> source_pages_;
+  std::vector<std::byte*> key_targets_;
+  std::vector<const std::byte*> key_pages_;
+  std::vector<const std::byte*> list_pages_;
+  std::vector<kernels::AppendSegment> append_segments_;
+  std::vector<kernels::CompressSegment> compress_segments_;
+  std::vector<kernels::SelectSegment> select_segments_;
+  std::vector<kernels::AttentionSegment> attention_segments_;
+  std::vector<memory::BlockRequest> requests_;
+  std::vector<std::vector<int32_t>> tile_blocks_;  // [kv heads]
+  std::vector<std::vector<int32_t>> grown_blocks_;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,32 @@
+// Where KV lives and how it moves: knobs of the tiers. Filled by server/server_config, checked there
+// and by the model loader.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/dtype.h"
+#include "memory/copy_threads.h"
+
+namespace augur::engine {
+
+enum class ResidencyMode {
+  kDevice,  // all KV in the device pool
+  kTiered,  // the truth in the host pool, the device a cache of it
+  kAuto,    // the device while it lasts; then sequences that select move to the host
+};
+
+struct KvOptions {
+  ResidencyMode residency = ResidencyMode::kDevice;
+  int64_t device_bytes = 0;  // frames and, where there is a host pool, the staging area
+  int64_t host_bytes = 0;    // unused under kDevice
+  std::optional<kernels::DType> dtype;  // of KV pages; unset: the checkpoint's
+  int spare_slots = 0;     // of each (layer, kv head) group, beyond the selection's budget
+  int staging_blocks = 64;  // working set of a prefill chunk beyond slots; a multiple of 16
+  bool prefetch = true;    // false: blocks chosen ahead are fetched when their layer needs them
+  int recall_every = 64;   // steps between measurements of the Forecast's recall; 0: never
+  int page_check = 0;      // one spilled page in that many is hashed and compared; 0: none
+  memory::CopyThreadsOptions copies;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,65 @@
+// Sizes of everything that a sequence's KV takes, and the one formula that admission, the start-up
+// line and `augur info --kv` use.
+//
+//   page    a block's K and V for one (layer, kv head)
+//   frame   the unit in which the device pool is handed out: one page for each (layer, kv head), laid
+//           out as page index (frame * layers + layer) * kv_heads + kv_head. A frame is one of
+//             resident block  the block's pages in all layers (residency `device`)
+//             slot s          slot s of every (layer >= 1, kv head) group; its layer-0 pages hold
+//                             layer 0 of block s
+//             layer 0         layer-0 pages of num_layers more blocks
+//             keys            compressed keys of 32 blocks: page_bytes = 32 * key_bytes
+//   host block   a block in the pinned pool: its pages and its compressed keys
+//
+// Plain data and pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace augur::memory {
+
+enum class Residency { kDevice, kTiered };
+
+struct KvLayout {
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  size_t page_bytes = 0;  // [K 64 x head_dim][V 64 x head_dim]
+  size_t key_bytes = 0;   // compressed keys of one block, layer and kv head: page_bytes / 32
+
+  int num_groups() const { return num_layers * num_kv_heads; }
+  size_t frame_bytes() const { return page_bytes * num_groups(); }
+  size_t host_block_bytes() const { return (page_bytes + key_bytes) * num_groups(); }
+};
+
+KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes);
+
+inline constexpr int kKeyFrameBlocks = 32;
+
+// What a sequence is promised when it is admitted.
+struct KvDemand {
+  Residency residency = Residency::kDevice;
+  bool selects = false;  // some policy of its reads compressed keys
+  int num_slots = 0;     // of each (layer, kv head) group, when tiered
+};
+
+struct KvFootprint {
+  int block_frames = 0;    // resident blocks
+  int slot_frames = 0;     // slots and spare slots
+  int layer0_frames = 0;   // layer 0 beyond what the slot frames hold
+  int key_frames = 0;      // compressed keys
+  int host_blocks = 0;
+
+  int frames() const { return block_frames + slot_frames + layer0_frames + key_frames; }
+  bool operator==(const KvFootprint&) const = default;
+};
+
+// Device frames and host blocks of a sequence of `blocks` blocks. Under kTiered the device part is
+// taken for its whole life at admission, under kDevice it grows with the sequence.
+KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int blocks);
+
+// The formula with its numbers, for people: "tiered, 128 blocks: 25 slots + 18 layer 0 + ...".
+std::string DescribeFootprint(const KvLayout& layout, const KvDemand& demand, int blocks);
+
+}  // namespace augur::memory

@@ -1,0 +1,40 @@
+// Where the bytes of KV lie: the device pool in frames, the host pool in blocks, and the staging
+// pages that a prefill chunk works in. Addresses only; see kv_layout.h for the units.
+//
+// Thread: any; immutable. Ownership: the memory belongs to whoever filled in the pointers (the
+// runner, a test, the simulation).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "memory/kv_layout.h"
+
+namespace augur::memory {
+
+struct KvPools {
+  KvLayout layout;
+  int num_frames = 0;
+  int num_host_blocks = 0;
+  int num_staging_pages = 0;
+  std::byte* device = nullptr;     // [num_frames][layers][kv heads] pages
+  std::byte* host = nullptr;       // [num_host_blocks][layers][kv heads] pages
+  std::byte* host_keys = nullptr;  // [num_host_blocks][layers][kv heads] compressed keys
+  std::byte* staging = nullptr;    // [num_staging_pages] pages, on the device
+
+  size_t group_index(int block, int layer, int kv_head) const {
+    return (size_t(block) * layout.num_layers + layer) * layout.num_kv_heads + kv_head;
+  }
+  std::byte* device_page(int frame, int layer, int kv_head) const {
+    return device + group_index(frame, layer, kv_head) * layout.page_bytes;
+  }
+  std::byte* host_page(int block, int layer, int kv_head) const {
+    return host + group_index(block, layer, kv_head) * layout.page_bytes;
+  }
+  std::byte* host_key(int block, int layer, int kv_head) const {
+    return host_keys + group_index(block, layer, kv_head) * layout.key_bytes;
+  }
+  std::byte* staging_page(int index) const { return staging + size_t(index) * layout.page_bytes; }
+};
+
+}  // namespace augur::memory

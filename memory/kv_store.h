@@ -1,0 +1,160 @@
+// Which sequence holds what: frames of the device pool and blocks of the host pool, all or nothing,
+// with a prefix cache over each. Moves whole sequences between the tiers; what moves inside a step
+// is layer_residency.h's.
+//
+// A sequence is
+//   open     has frames: its KV can be computed on. Under `tiered` it has host blocks for its whole
+//            life as well
+//   saved    no frames; everything computed is in its host blocks (preempted)
+//   closing  released while copies of its bytes were under way: frames and blocks stay taken until
+//            the last one has ended
+//
+// Thread: the engine's, but for CountCached. Ownership: owns every SequenceKv; pools and transfer
+// engine are the caller's. Failure: Open, Resume and Extend answer false and change nothing; our own
+// mistakes are CHECKs.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "memory/kv_manager.h"
+#include "memory/kv_pools.h"
+#include "memory/page_check.h"
+#include "memory/sequence_kv.h"
+#include "memory/transfer_engine.h"
+
+namespace augur::memory {
+
+struct KvAdmission {
+  SequenceId id = 0;
+  KvDemand demand;
+  std::span<const BlockKey> keys;  // of the prefix hit, as many as `hits`
+  int hits = 0;
+  int blocks = 0;       // to hold now
+  int most_blocks = 0;  // in its life: what a tiered sequence reserves
+};
+
+// What admission would take.
+struct KvCost {
+  int frames = 0;
+  int host_blocks = 0;
+};
+
+class KvStore {
+ public:
+  // `transfers` may be null when the host pool has no blocks. page_check: one spilled page in that
+  // many is hashed and compared when it comes back; 0: none.
+  KvStore(const KvPools& pools, TransferEngine* transfers, int page_check = 0);
+
+  const KvPools& pools() const { return pools_; }
+  TransferEngine* transfers() const { return transfers_; }
+  PageCheck* page_check() { return &page_check_; }
+  int available_frames() const { return device_.available(); }
+  int available_host_blocks() const { return host_ ? host_->available() : 0; }
+  KvCounts frame_counts() const { return device_.counts(); }
+  KvCounts host_counts() const { return host_ ? host_->counts() : KvCounts{}; }
+
+  // How many of `keys`, from the first on, are cached in the pool that is the truth under
+  // `residency`. Any thread.
+  int CountCached(Residency residency, std::span<const BlockKey> keys) const;
+  KvCost CostOf(const KvAdmission& admission) const;
+  // A restore of what the hit needs on the device may be under way: see Ready.
+  bool Open(const KvAdmission& admission);
+  // kDevice: makes the table at least `blocks` long.
+  bool Extend(SequenceId id, int blocks);
+  int MissingFrames(SequenceId id, int blocks) const;
+  // Frames that Release, or Save, would give back at once.
+  int ReclaimableFrames(SequenceId id) const;
+  // False while a restore is under way.
+  bool Ready(SequenceId id);
+
+  // Ends an open or saved sequence. `late_keys` name blocks from late_first on that are completely
+  // computed and not published: they will be when their writes have landed.
+  void Release(SequenceId id, int late_first = 0, std::span<const BlockKey> late_keys = {});
+
+  // Puts a full, completely computed block of an open sequence into the index. Under kTiered only
+  // when all layers have landed: false until then.
+  bool Publish(SequenceId id, int block, const BlockKey& key);
+
+  // Host blocks for an open kDevice sequence, so that it can be saved; its finished blocks are
+  // written behind from now on. False: the host pool has no room.
+  bool BeginMirror(SequenceId id, int most_blocks);
+  // Writes what is not on the host yet, the tail of `num_tokens` tokens included, waits, and gives
+  // the frames back. The sequence must be tiered or mirrored.
+  void Save(SequenceId id, int num_tokens);
+  KvCost ResumeCost(SequenceId id, int num_slots) const;
+  // A saved sequence comes back, tiered.
+  bool Resume(SequenceId id, int num_slots);
+
+  SequenceKv& sequence(SequenceId id) { return *open_.at(id); }
+  bool is_open(SequenceId id) const { return open_.contains(id); }
+  bool is_saved(SequenceId id) const { return saved_.contains(id); }
+  int num_open() const { return static_cast<int>(open_.size()); }
+  int num_saved() const { return static_cast<int>(saved_.size()); }
+  int num_closing() const { return static_cast<int>(closing_.size()); }
+
+  // Once a step: sees which writes have landed, frees what was closing.
+  void Poll();
+  // A ticket to wait for when nothing else can be done: a restore or a closing sequence's copy.
+  Ticket OldestPending() const;
+  void WaitForClosing();
+  void ClearCache();
+
+  // Writes the compressed keys and pages of blocks [first, end) of `layer` behind. `page` gives the
+  // page of (kv head, block).
+  template <class PageOf>
+  void AppendWrites(const SequenceKv& kv, int layer, int first, int end, const PageOf& page,
+                    std::vector<PageCopy>* copies);
+  // Submits the copies, in several tickets where there are many, waiting for older work
+  // where the queue has no room.
+  void Submit(TransferKind kind, std::span<const PageCopy> copies, std::vector<Ticket>* tickets);
+  // Blocks of `layer` below end_block are on their way under `tickets`.
+  void NoteWrite(SequenceKv* kv, std::span<const Ticket> tickets, int layer, int end_block);
+  void PollWrites(SequenceKv* kv);
+
+  void CheckInvariants() const;
+
+ private:
+  using Sequences = std::map<SequenceId, std::unique_ptr<SequenceKv>>;
+
+  bool OpenHost(const KvAdmission& admission, SequenceKv* kv);
+  bool TakeFrames(const KvFootprint& footprint, SequenceKv* kv);
+  void RestoreKeysAndLayer0(SequenceKv* kv, int blocks);
+  void RestoreSlots(SequenceKv* kv, int blocks);
+  bool Quiet(SequenceKv* kv);
+  void PublishLate(SequenceKv* kv);
+  void CheckSequence(const SequenceKv& kv) const;
+
+  const KvPools pools_;
+  TransferEngine* const transfers_;
+  KvManager device_;                // frames; tables: 2 id shared blocks, 2 id + 1 private frames
+  std::optional<KvManager> host_;   // host blocks; tables: id
+  PageCheck page_check_;
+  Sequences open_;
+  Sequences saved_;
+  Sequences closing_;
+  std::map<SequenceId, int> computed_tokens_;  // of saved sequences
+  Ticket last_ticket_ = kNoTicket;
+};
+
+template <class PageOf>
+void KvStore::AppendWrites(const SequenceKv& kv, int layer, int first, int end, const PageOf& page,
+                           std::vector<PageCopy>* copies) {
+  const KvLayout& layout = pools_.layout;
+  for (int block = first; block < end; ++block) {
+    const int target = kv.host_blocks[block];
+    for (int head = 0; head < layout.num_kv_heads; ++head) {
+      const std::byte* source = page(head, block);
+      page_check_.Record(pools_.group_index(target, layer, head), {source, layout.page_bytes});
+      copies->push_back({source, pools_.host_page(target, layer, head), layout.page_bytes});
+      if (!kv.demand.selects) continue;
+      copies->push_back({kv.block_keys(pools_, layer, head, block),
+                         pools_.host_key(target, layer, head), layout.key_bytes});
+    }
+  }
+}
+
+}  // namespace augur::memory

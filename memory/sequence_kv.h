@@ -1,0 +1,80 @@
+// Where one sequence's KV is: the tables behind its frames, slots and host blocks.
+//
+// Thread: the engine's. Ownership: KvStore owns it and alone changes frames and host blocks;
+// LayerResidency changes slots and writes while a step runs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/check.h"
+#include "memory/block_key.h"
+#include "memory/kv_layout.h"
+#include "memory/kv_manager.h"
+#include "memory/kv_pools.h"
+#include "memory/slot_group.h"
+#include "memory/transfer_engine.h"
+
+namespace augur::memory {
+
+// Blocks of one layer on their way to the host pool.
+struct PendingWrite {
+  Ticket ticket = kNoTicket;
+  int layer = 0;
+  int end_block = 0;  // all blocks of the layer below it are written once the ticket is done
+};
+
+struct SequenceKv {
+  SequenceId id = 0;
+  KvDemand demand;
+  int num_slots = 0;  // demand.num_slots, or the blocks of a shorter sequence
+  std::vector<int32_t> frames;       // kDevice: of each block. kTiered: slot frames, then layer 0
+  std::vector<int32_t> key_frames;   // of each 32 blocks' compressed keys
+  std::vector<int32_t> host_blocks;  // of each block; empty: nothing goes to the host
+  std::vector<int32_t> slot_blocks;  // [layers][kv heads][num_slots]
+  std::vector<int32_t> slot_stamps;  // likewise
+  int keyed_blocks = 0;              // blocks whose compressed keys are on the device
+
+  // The host side. Blocks below submitted_blocks[layer] have been handed to the transfer engine,
+  // those below landed_blocks[layer] are in the host pool, both in order of blocks.
+  std::vector<int> submitted_blocks;  // [layers]
+  std::vector<int> landed_blocks;     // [layers]
+  std::vector<PendingWrite> writes;   // oldest first
+  std::vector<Ticket> restores;       // layer 0, compressed keys and slots on their way back
+  std::vector<BlockKey> late_keys;    // closing: prompt blocks to publish once they have landed
+  int late_first = 0;                 // block of late_keys[0]
+
+  int landed_everywhere() const {
+    return landed_blocks.empty() ? 0 : *std::min_element(landed_blocks.begin(), landed_blocks.end());
+  }
+
+  bool tiered() const { return demand.residency == Residency::kTiered; }
+  bool writes_behind() const { return !host_blocks.empty(); }
+
+  SlotGroup group(const KvLayout& layout, int layer, int kv_head) {
+    const size_t begin = (size_t(layer) * layout.num_kv_heads + kv_head) * num_slots;
+    return {std::span(slot_blocks).subspan(begin, num_slots),
+            std::span(slot_stamps).subspan(begin, num_slots)};
+  }
+
+  // Page that holds `block` for good: every block under kDevice, layer 0 under kTiered.
+  std::byte* resident_page(const KvPools& pools, int layer, int kv_head, int block) const {
+    if (!tiered()) return pools.device_page(frames[block], layer, kv_head);
+    AUGUR_CHECK(layer == 0);
+    if (block < num_slots) return pools.device_page(frames[block], 0, kv_head);
+    const int extra = block - num_slots;
+    const int layers = pools.layout.num_layers;
+    return pools.device_page(frames[num_slots + extra / layers], extra % layers, kv_head);
+  }
+  std::byte* slot_page(const KvPools& pools, int layer, int kv_head, int slot) const {
+    return pools.device_page(frames[slot], layer, kv_head);
+  }
+  std::byte* block_keys(const KvPools& pools, int layer, int kv_head, int block) const {
+    return pools.device_page(key_frames[block / kKeyFrameBlocks], layer, kv_head) +
+           block % kKeyFrameBlocks * pools.layout.key_bytes;
+  }
+};
+
+}  // namespace augur::memory
