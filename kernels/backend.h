@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/ops/compress_keys.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_silu.h"
 #include "kernels/ops/linear.h"
@@ -19,6 +20,7 @@
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope_append.h"
 #include "kernels/ops/sample_tokens.h"
+#include "kernels/ops/select_blocks.h"
 
 namespace augur::kernels {
 
@@ -40,6 +42,8 @@ class Backend {
   virtual void RmsNorm(const RmsNormParams& params) = 0;
   virtual void Linear(const LinearParams& params) = 0;
   virtual void RopeAppend(const RopeAppendParams& params) = 0;
+  virtual void CompressKeys(const CompressKeysParams& params) = 0;
+  virtual void SelectBlocks(const SelectBlocksParams& params) = 0;
   virtual void PagedAttention(const PagedAttentionParams& params) = 0;
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;

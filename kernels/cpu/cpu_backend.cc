@@ -56,7 +56,8 @@ CpuBackend::CpuBackend(const CpuBackendOptions& options)
     : isa_(KernelsFor(options.isa)),
       pool_(options.num_threads),
       partials_(kPartialBytesPerThread * options.num_threads),
-      sampling_scratch_(options.num_threads) {
+      sampling_scratch_(options.num_threads),
+      select_scratch_(options.num_threads) {
   const size_t floats = std::max<size_t>(AttentionScratchFloats(kMaxHeadDim), kLinearScratchFloats);
   AUGUR_CHECK(partials_.data() != nullptr);
   for (int thread = 0; thread < options.num_threads; ++thread) {

@@ -5,7 +5,10 @@
 // Ownership: owns its threads and scratch. Scratch is bounded and allocated here, at start: a
 // thread has AttentionScratchFloats(256) and kLinearScratchFloats (0.9 MB), and
 // kPartialBytesPerThread for split attention; SampleTokens keeps 12 bytes a thread for each token
-// of the largest vocabulary seen. Failure: a bad shape is a CHECK.
+// of the largest vocabulary seen; SelectBlocks, from its first use on, 1 MiB a thread for scores or
+// the next power of two of what one token of the longest sequence seen needs (4 bytes for each head
+// of a group and key: 512 KB for 16 heads and the 8,192 compressed keys of 128 Ki tokens), and
+// about 1 KiB for each of its blocks. Failure: a bad shape is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +40,8 @@ class CpuBackend final : public Backend {
   void RmsNorm(const RmsNormParams& params) override;
   void Linear(const LinearParams& params) override;
   void RopeAppend(const RopeAppendParams& params) override;
+  void CompressKeys(const CompressKeysParams& params) override;
+  void SelectBlocks(const SelectBlocksParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
@@ -53,8 +58,30 @@ class CpuBackend final : public Backend {
   // One work item of PagedAttention. The span is complete but for its scratch.
   struct AttentionItem {
     AttentionSpan span;
-    int64_t cost = 0;       // in query rows x blocks
-    bool is_split = false;  // then its groups go to partials, and a second pass merges them
+    int64_t cost = 0;  // in query rows x blocks
+  };
+
+  // One window of CompressKeys: its two halves of 16 keys and its place.
+  struct CompressItem {
+    const std::byte* first = nullptr;
+    const std::byte* second = nullptr;
+    std::byte* key = nullptr;
+  };
+
+  // One work item of SelectBlocks: some tokens of a segment whose keys are scored together.
+  struct SelectItem {
+    const SelectSegment* segment = nullptr;
+    int kv_head = 0;
+    int first_token = 0;  // of the segment
+    int num_tokens = 0;
+  };
+
+  // What SelectBlocks needs for one item at a time.
+  struct SelectScratch {
+    AlignedBuffer scores;             // [tiles][query rows of the item][64]
+    std::vector<float> block_scores;  // [tokens of the item][blocks]
+    std::vector<float> biases;        // [blocks]
+    std::vector<float> ranked;        // [blocks]
   };
 
   // body(first_row, end_row, thread) over all rows, in as many items as pay for row_cost (floats
@@ -63,6 +90,11 @@ class CpuBackend final : public Backend {
   void ForRows(int rows, int64_t row_cost, const Body& body);
 
   void SampleRow(const SampleTokensParams& params, int row, SamplingScratch& scratch) const;
+  void PlanCompression(const CompressKeysParams& params, const CompressSegment& segment);
+  void PlanSelection(const SelectBlocksParams& params);
+  void ScoreCandidates(const SelectBlocksParams& params, const SelectItem& item, int thread);
+  void ChooseBlocks(const SelectBlocksParams& params, const SelectItem& item, int token,
+                    float* scores, SelectScratch& scratch) const;
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
 
@@ -71,7 +103,10 @@ class CpuBackend final : public Backend {
   std::vector<AlignedBuffer> thread_scratch_;      // one a thread
   AlignedBuffer partials_;                         // states of split attention spans
   std::vector<SamplingScratch> sampling_scratch_;  // one a thread
+  std::vector<SelectScratch> select_scratch_;      // one a thread
   std::vector<AttentionItem> attention_items_;     // kept for its capacity
+  std::vector<CompressItem> compress_items_;       // likewise
+  std::vector<SelectItem> select_items_;           // likewise
   std::vector<AttentionSpan> merge_spans_;         // likewise
 };
 

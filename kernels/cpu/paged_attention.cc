@@ -1,6 +1,7 @@
 #include "kernels/ops/paged_attention.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -8,15 +9,78 @@
 namespace augur::kernels {
 namespace {
 
-constexpr int kGroupTokens = kAttentionGroupBlocks * kBlockTokens;
 // A span costs its rows for every block, and about this many rows more for transposing and widening
 // the block (measured: kernels/README.md).
 constexpr int kBlockLoadRows = 6;
 // Spans to a thread: enough that the last one to finish keeps nobody waiting for long.
 constexpr int kSpansPerThread = 4;
 
-int LastPosition(const AttentionSpan& span) {
-  return span.first_position + (span.row_end - 1) / span.group_heads;
+void CheckParams(const PagedAttentionParams& params) {
+  AUGUR_CHECK(params.num_kv_heads > 0 && params.num_q_heads > 0 &&
+              params.num_q_heads % params.num_kv_heads == 0);
+  AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.head_dim <= kMaxHeadDim);
+  AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
+  AUGUR_CHECK(params.first_entry >= 0 && params.first_entry % kAttentionGroupBlocks == 0 &&
+              params.end_entry > params.first_entry);
+  const bool is_whole = params.first_entry == 0 && params.end_entry == INT_MAX;
+  AUGUR_CHECK(is_whole || params.states != nullptr);
+  AUGUR_CHECK(params.end_entry == INT_MAX || params.end_entry % kAttentionGroupBlocks == 0);
+  for (int s = 0; s < params.num_segments; ++s) {
+    const Segment& rows = params.segments[s].rows;
+    AUGUR_CHECK(rows.first_row >= 0 && rows.num_rows > 0 && rows.first_position >= 0 &&
+                rows.first_row + rows.num_rows <= params.rows);
+  }
+}
+
+// What the spans of one (segment, kv head) have in common.
+AttentionSpan SpanOfHead(const PagedAttentionParams& params, const AttentionSegment& segment,
+                         int kv_head) {
+  AttentionSpan span;
+  const size_t first_row = segment.rows.first_row;
+  span.group_heads = params.num_q_heads / params.num_kv_heads;
+  const size_t first_head = size_t(kv_head) * span.group_heads;
+  span.q_stride = params.q_stride;
+  span.out_stride = size_t(params.num_q_heads) * params.head_dim;
+  span.q = params.q + first_row * span.q_stride + first_head * params.head_dim;
+  span.out = params.out + first_row * span.out_stride + first_head * params.head_dim;
+  if (params.states != nullptr) {
+    const size_t state_floats = AttentionStateFloats(params.head_dim);
+    span.states_stride = params.num_q_heads * state_floats;
+    span.states = params.states + first_row * span.states_stride + first_head * state_floats;
+  }
+  const size_t list = size_t(kv_head) * segment.list_stride;
+  span.pages = segment.pages + list;
+  if (segment.blocks != nullptr) span.blocks = segment.blocks + list;
+  if (segment.biases != nullptr) span.biases = segment.biases + list;
+  span.first_position = segment.rows.first_position;
+  span.first_entry = params.first_entry;
+  span.head_dim = params.head_dim;
+  span.dtype = params.dtype;
+  span.scale = params.scale;
+  return span;
+}
+
+// Gives the span the entries of this call that reach its last row, and tells which rows end here.
+void SetEntries(const PagedAttentionParams& params, const AttentionSegment& segment, int kv_head,
+                AttentionSpan& span) {
+  const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
+  const int last_block = last_position / kBlockTokens;
+  const int first = span.first_entry;
+  if (span.blocks == nullptr) {
+    span.end_entry = std::min(params.end_entry, last_block + 1);
+    span.finished_block = params.end_entry - 1;
+  } else {
+    const int count = segment.counts[kv_head];
+    const int here = std::clamp(count - first, 0, params.end_entry - first);
+    const int32_t* end = std::upper_bound(span.blocks, span.blocks + here, last_block);
+    span.end_entry = first + static_cast<int>(end - span.blocks);
+    span.finished_block = count <= params.end_entry ? INT_MAX : span.blocks[here - 1];
+    AUGUR_CHECK(count > 0 && here <= segment.list_stride);
+    AUGUR_CHECK(first > 0 || span.blocks[0] <= span.first_position / kBlockTokens);
+  }
+  span.end_entry = std::max(span.end_entry, first);
+  span.group_begin = first / kAttentionGroupBlocks;
+  span.group_end = (span.end_entry + kAttentionGroupBlocks - 1) / kAttentionGroupBlocks;
 }
 
 }  // namespace
@@ -24,36 +88,18 @@ int LastPosition(const AttentionSpan& span) {
 // One item for each (segment, kv head, up to kAttentionMaxRows query rows), the longest of a
 // segment first.
 void CpuBackend::PlanAttention(const PagedAttentionParams& params) {
-  const PagedKv& kv = params.kv;
-  const int group_heads = params.num_q_heads / kv.num_kv_heads;
-  const size_t group_floats = size_t(group_heads) * kv.head_dim;
   attention_items_.clear();
   for (int s = 0; s < params.num_segments; ++s) {
-    const Segment& segment = params.segments[s];
-    AUGUR_CHECK(segment.first_row >= 0 && segment.num_rows > 0 && segment.first_position >= 0 &&
-                segment.first_row + segment.num_rows <= params.rows);
-    const int num_rows = segment.num_rows * group_heads;
+    const AttentionSegment& segment = params.segments[s];
+    const int num_rows = segment.rows.num_rows * (params.num_q_heads / params.num_kv_heads);
     for (int row_end = num_rows; row_end > 0; row_end -= kAttentionMaxRows) {
-      for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
-        AttentionSpan span;
-        span.q_stride = params.q_stride;
-        span.out_stride = size_t(params.num_q_heads) * kv.head_dim;
-        span.q = params.q + segment.first_row * span.q_stride + kv_head * group_floats;
-        span.out = params.out + segment.first_row * span.out_stride + kv_head * group_floats;
-        span.pages = kv.page(0, params.layer, kv_head);
-        span.block_table = segment.block_table;
-        span.block_bytes = kv.block_bytes();
-        span.first_position = segment.first_position;
-        span.group_heads = group_heads;
+      for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
+        AttentionSpan span = SpanOfHead(params, segment, kv_head);
         span.row_begin = std::max(0, row_end - kAttentionMaxRows);
         span.row_end = row_end;
-        span.head_dim = kv.head_dim;
-        span.dtype = kv.dtype;
-        span.scale = params.scale;
-        span.group_end = LastPosition(span) / kGroupTokens + 1;
-        const int64_t blocks = LastPosition(span) / kBlockTokens + 1;
-        attention_items_.push_back(
-            {span, blocks * (span.row_end - span.row_begin + kBlockLoadRows)});
+        SetEntries(params, segment, kv_head, span);
+        const int64_t blocks = span.end_entry - span.first_entry;
+        attention_items_.push_back({span, blocks * (row_end - span.row_begin + kBlockLoadRows)});
       }
     }
   }
@@ -73,16 +119,18 @@ void CpuBackend::SplitLongSpans(int head_dim) {
   const size_t num_items = attention_items_.size();
   for (size_t i = 0; i < num_items; ++i) {
     const AttentionItem whole = attention_items_[i];
-    const int groups = whole.span.group_end;
+    const int first_group = whole.span.group_begin;
+    const int groups = whole.span.group_end - first_group;
     const int pieces =
         static_cast<int>(std::min<int64_t>((whole.cost + fair_cost - 1) / fair_cost, groups));
     const size_t group_floats = (whole.span.row_end - whole.span.row_begin) * state_floats;
     if (pieces <= 1 || groups * group_floats > static_cast<size_t>(room_end - room)) continue;
     for (int piece = 0; piece < pieces; ++piece) {
       AttentionItem part = whole;
-      part.span.group_begin = piece * groups / pieces;
-      part.span.group_end = (piece + 1) * groups / pieces;
-      part.span.partials = room + part.span.group_begin * group_floats;
+      const int begin = piece * groups / pieces;
+      part.span.group_begin = first_group + begin;
+      part.span.group_end = first_group + (piece + 1) * groups / pieces;
+      part.span.partials = room + begin * group_floats;
       if (piece == 0) {
         attention_items_[i] = part;
       } else {
@@ -96,14 +144,9 @@ void CpuBackend::SplitLongSpans(int head_dim) {
 }
 
 void CpuBackend::PagedAttention(const PagedAttentionParams& params) {
-  const PagedKv& kv = params.kv;
-  AUGUR_CHECK(kv.num_kv_heads > 0 && params.num_q_heads > 0 &&
-              params.num_q_heads % kv.num_kv_heads == 0);
-  AUGUR_CHECK(kv.head_dim > 0 && kv.head_dim % 2 == 0 && kv.head_dim <= kMaxHeadDim);
-  AUGUR_CHECK(params.layer >= 0 && params.layer < kv.num_layers);
-  AUGUR_CHECK(params.q_stride >= params.num_q_heads * kv.head_dim);
+  CheckParams(params);
   PlanAttention(params);
-  SplitLongSpans(kv.head_dim);
+  SplitLongSpans(params.head_dim);
   pool_.ParallelFor(static_cast<int>(attention_items_.size()), [&](int item, int thread) {
     AttentionSpan span = attention_items_[item].span;
     span.scratch = thread_scratch_[thread].floats();

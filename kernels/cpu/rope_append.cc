@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/paged_kv.h"
 
 namespace augur::kernels {
 namespace {
@@ -9,51 +10,54 @@ namespace {
 void CheckSegments(const RopeAppendParams& params) {
   int next_row = 0;
   for (int s = 0; s < params.num_segments; ++s) {
-    const Segment& segment = params.segments[s];
-    AUGUR_CHECK(segment.first_row == next_row && segment.num_rows > 0);
-    AUGUR_CHECK(segment.first_position >= 0);
-    next_row += segment.num_rows;
+    const Segment& rows = params.segments[s].rows;
+    AUGUR_CHECK(rows.first_row == next_row && rows.num_rows > 0);
+    AUGUR_CHECK(rows.first_position >= 0);
+    next_row += rows.num_rows;
   }
   AUGUR_CHECK(next_row == params.rows);
 }
 
-// One token: rotates its q and k in place, then writes k and v to the token's place in each page.
-void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Segment& segment,
+// One token: rotates its q, k and forecast heads in place, then writes k and v to the token's place
+// in each page.
+void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const AppendSegment& segment,
                int row) {
-  const PagedKv& kv = params.kv;
-  const int head_dim = kv.head_dim;
-  const int position = segment.first_position + row - segment.first_row;
+  const int head_dim = params.head_dim;
+  const int kv_heads = params.num_kv_heads;
+  const int position = segment.rows.first_position + row - segment.rows.first_row;
   const float* cos = params.cos + size_t(position) * (head_dim / 2);
   const float* sin = params.sin + size_t(position) * (head_dim / 2);
-  const int num_heads = params.num_q_heads + 2 * kv.num_kv_heads;
-  float* heads = params.qkv + size_t(row) * num_heads * head_dim;
-  for (int head = 0; head < params.num_q_heads + kv.num_kv_heads; ++head) {
-    isa.rotate(heads + head * head_dim, cos, sin, head_dim / 2);
+  float* heads = params.qkv + size_t(row) * params.row_stride;
+  float* k = heads + params.num_q_heads * head_dim;
+  float* v = k + kv_heads * head_dim;
+  float* forecast = v + kv_heads * head_dim;
+  for (float* head = heads; head < v; head += head_dim) isa.rotate(head, cos, sin, head_dim / 2);
+  for (int head = 0; head < params.num_forecast_heads; ++head) {
+    isa.rotate(forecast + head * head_dim, cos, sin, head_dim / 2);
   }
-  const int block = segment.block_table[position / kBlockTokens];
-  AUGUR_CHECK(block >= 0 && block < kv.num_blocks);
-  const size_t entry_bytes = head_dim * BytesOf(kv.dtype);
-  const float* k = heads + params.num_q_heads * head_dim;
-  const float* v = k + kv.num_kv_heads * head_dim;
-  for (int head = 0; head < kv.num_kv_heads; ++head) {
-    std::byte* entry = kv.page(block, params.layer, head) + position % kBlockTokens * entry_bytes;
-    isa.narrow(kv.dtype, k + head * head_dim, entry, head_dim);
-    isa.narrow(kv.dtype, v + head * head_dim, entry + kBlockTokens * entry_bytes, head_dim);
+  const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
+  const size_t entry_bytes = head_dim * BytesOf(params.dtype);
+  for (int head = 0; head < kv_heads; ++head) {
+    std::byte* page = segment.pages[size_t(touched) * kv_heads + head];
+    std::byte* entry = page + position % kBlockTokens * entry_bytes;
+    isa.narrow(params.dtype, k + head * head_dim, entry, head_dim);
+    isa.narrow(params.dtype, v + head * head_dim, entry + kBlockTokens * entry_bytes, head_dim);
   }
 }
 
 }  // namespace
 
 void CpuBackend::RopeAppend(const RopeAppendParams& params) {
-  const PagedKv& kv = params.kv;
-  AUGUR_CHECK(kv.head_dim > 0 && kv.head_dim % 2 == 0 && kv.num_kv_heads > 0);
-  AUGUR_CHECK(params.layer >= 0 && params.layer < kv.num_layers && params.num_q_heads >= 0);
+  AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.num_kv_heads > 0);
+  AUGUR_CHECK(params.num_q_heads >= 0 && params.num_forecast_heads >= 0);
+  const int heads = params.num_q_heads + 2 * params.num_kv_heads + params.num_forecast_heads;
+  const int64_t row_cost = int64_t{heads} * params.head_dim;
+  AUGUR_CHECK(params.row_stride >= row_cost);
   CheckSegments(params);
-  const int64_t row_cost = int64_t{params.num_q_heads + 2 * kv.num_kv_heads} * kv.head_dim;
   ForRows(params.rows, row_cost, [&](int first, int end, int) {
-    const Segment* segment = params.segments;
+    const AppendSegment* segment = params.segments;
     for (int row = first; row < end; ++row) {
-      while (row >= segment->first_row + segment->num_rows) ++segment;
+      while (row >= segment->rows.first_row + segment->rows.num_rows) ++segment;
       AppendRow(params, isa_, *segment, row);
     }
   });

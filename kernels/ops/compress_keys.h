@@ -26,7 +26,8 @@ struct CompressSegment {
   // first one touched, of which the last 16 keys are read when the first window asks for them; may
   // be null where it does not (block 0, or rows that begin behind offset 15 of their block).
   const std::byte* const* pages = nullptr;
-  // [blocks touched][num_kv_heads]: the block's compressed keys, [kBlockWindows][head_dim] of dtype.
+  // [blocks touched][num_kv_heads]: the block's compressed keys, [kBlockWindows][head_dim] of
+  // dtype.
   std::byte* const* keys = nullptr;
 };
 

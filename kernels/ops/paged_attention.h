@@ -49,7 +49,8 @@ struct PagedAttentionParams {
   // where the last one ended (both are multiples of kAttentionGroupBlocks): then pages, blocks and
   // biases hold entries [first_entry, end_entry) only, counts still tell the whole list, and
   // `states` keeps what the rows have gathered. A row's `out` is written by the call that holds its
-  // last entry.
+  // last entry (and again, the same, by later ones: a segment whose list has passed by may be left
+  // out).
   int first_entry = 0;
   int end_entry = std::numeric_limits<int>::max();
   float* states = nullptr;  // [rows][num_q_heads][AttentionStateFloats(head_dim)]; null: one call

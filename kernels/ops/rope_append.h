@@ -22,7 +22,8 @@ struct RopeAppendParams {
   const AppendSegment* segments = nullptr;  // [num_segments], in row order, covering rows [0, rows)
   int num_segments = 0;
   int rows = 0;
-  int row_stride = 0;  // floats; at least (num_q_heads + 2 num_kv_heads + num_forecast_heads) * head_dim
+  int row_stride =
+      0;  // floats; at least (num_q_heads + 2 num_kv_heads + num_forecast_heads) * head_dim
   int num_q_heads = 0;
   int num_kv_heads = 0;
   int num_forecast_heads = 0;

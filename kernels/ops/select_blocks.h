@@ -30,17 +30,18 @@ struct SelectSegment {
   const std::byte* const* key_pages = nullptr;
   int key_page_stride = 0;
   // NOSA's second stage, null elsewhere: [num_kv_heads][key_page_stride] pages of compressed
-  // eviction biases, float32 [128]; query_top_k blocks come from the query's scores, the others of
-  // budget.top_k from the pooled biases.
+  // eviction biases, float32 [128] (places as of compressed keys, pooled and forced alike);
+  // query_top_k blocks come from the query's scores, the others of budget.top_k from the pooled
+  // biases.
   const float* const* eviction_pages = nullptr;
   int query_top_k = 0;
 };
 
 // Scores keys, pools them to blocks and chooses top_k blocks for every (row, kv head), ascending.
 //
-// Keys: keys_per_block is 4 for compressed keys (window j lies at place j + 1 of its page row, the
-// first place of all is never read; visible: CompleteWindows(position)), 64 for one key a token
-// (token t at place t; visible: t < position). Block b's score is the largest of keys
+// Keys: keys_per_block is 4 for compressed keys (window j lies at place j + 1 of its page row, what
+// the first place of all holds never counts; visible: CompleteWindows(position)), 64 for one key a
+// token (token t at place t; visible: t < position). Block b's score is the largest of keys
 // [keys_per_block b - 1, keys_per_block (b + 1)) that are visible, minus infinity when none is.
 // Equal scores go to the lower block. When top_k reaches the number of blocks all are chosen and
 // nothing is read. A row depends on its own q and keys alone.
@@ -52,13 +53,14 @@ struct SelectBlocksParams {
   int num_kv_heads = 0;
   int heads_per_group = 0;  // 1 with kProduct
   int key_dim = 0;
-  int keys_per_block = 0;
+  int keys_per_block = 0;   // 4 or 64
+  int keys_per_page = 128;  // a multiple of 64; 128 where eviction_pages are given
   ScoreRule rule = ScoreRule::kSoftmaxSum;
-  float scale = 1.0f;          // on the products, with kSoftmaxSum
-  DType dtype = DType::kF32;   // of the keys
-  int32_t* blocks = nullptr;   // [rows][num_kv_heads][selection_stride]
-  int32_t* counts = nullptr;   // [rows][num_kv_heads]
-  int selection_stride = 0;    // at least every segment's top_k
+  float scale = 1.0f;         // on the products, with kSoftmaxSum
+  DType dtype = DType::kF32;  // of the keys
+  int32_t* blocks = nullptr;  // [rows][num_kv_heads][selection_stride]
+  int32_t* counts = nullptr;  // [rows][num_kv_heads]
+  int selection_stride = 0;   // at least every segment's top_k
 };
 
 }  // namespace augur::kernels

@@ -79,19 +79,46 @@ struct Piece {
   const std::vector<int32_t>* blocks = nullptr;
   int first_position = 0;
   int num_rows = 0;
+
+  int first_block() const { return first_position / kBlockTokens; }
+  int end_block() const { return (first_position + num_rows - 1) / kBlockTokens + 1; }
 };
 
-// One step over some pieces: RopeAppend, then PagedAttention. Outputs come piece after piece.
-inline std::vector<float> RunStep(Backend& backend, const HeadShape& shape, const PagedKv& kv,
-                                  const RopeTable& rope, const std::vector<Piece>& pieces) {
+// Pages of a sequence's blocks [first, end), [blocks][num_kv_heads]. Lists are of just the length
+// that an op may read: a sanitizer sees one entry too many.
+inline std::vector<std::byte*> PagesByBlock(const HeadShape& shape, const PagedKv& kv,
+                                            const std::vector<int32_t>& table, int first, int end) {
+  std::vector<std::byte*> pages;
+  for (int b = first; b < end; ++b) {
+    for (int h = 0; h < kv.num_kv_heads; ++h) {
+      pages.push_back(kv.page(table[b], shape.layer, h));
+    }
+  }
+  return pages;
+}
+
+// Likewise [num_kv_heads][blocks], of blocks [0, end).
+inline std::vector<const std::byte*> PagesByHead(const HeadShape& shape, const PagedKv& kv,
+                                                 const std::vector<int32_t>& table, int end) {
+  std::vector<const std::byte*> pages;
+  for (int h = 0; h < kv.num_kv_heads; ++h) {
+    for (int b = 0; b < end; ++b) pages.push_back(kv.page(table[b], shape.layer, h));
+  }
+  return pages;
+}
+
+// The rows of some pieces one after the other, rotated, their k and v in the pages.
+inline std::vector<float> AppendPieces(Backend& backend, const HeadShape& shape, const PagedKv& kv,
+                                       const RopeTable& rope, const std::vector<Piece>& pieces) {
   std::vector<float> qkv;
-  std::vector<Segment> segments;
+  std::vector<std::vector<std::byte*>> pages;
+  std::vector<AppendSegment> segments;
   int rows = 0;
   for (const Piece& piece : pieces) {
     const auto begin = piece.qkv->begin() + size_t(piece.first_position) * shape.row_floats();
     qkv.insert(qkv.end(), begin, begin + size_t(piece.num_rows) * shape.row_floats());
-    // The kernel gets exactly the blocks that it may read: a sanitizer sees one too many.
-    segments.push_back({rows, piece.num_rows, piece.first_position, piece.blocks->data()});
+    pages.push_back(PagesByBlock(shape, kv, *piece.blocks, piece.first_block(), piece.end_block()));
+    segments.push_back({{rows, piece.num_rows, piece.first_position}, pages.back().data()});
     rows += piece.num_rows;
   }
   RopeAppendParams append;
@@ -99,25 +126,53 @@ inline std::vector<float> RunStep(Backend& backend, const HeadShape& shape, cons
   append.segments = segments.data();
   append.num_segments = static_cast<int>(segments.size());
   append.rows = rows;
+  append.row_stride = shape.row_floats();
   append.num_q_heads = shape.num_q_heads;
-  append.layer = shape.layer;
-  append.kv = kv;
+  append.num_kv_heads = shape.num_kv_heads;
+  append.head_dim = shape.head_dim;
+  append.dtype = shape.dtype;
   append.cos = rope.cos.data();
   append.sin = rope.sin.data();
   backend.RopeAppend(append);
+  return qkv;
+}
 
-  std::vector<float> out(size_t(rows) * shape.out_floats(), NAN);
+// Attention's parameters but for its segments; out is [rows][out_floats].
+inline PagedAttentionParams AttentionOver(const HeadShape& shape, const std::vector<float>& qkv,
+                                          std::vector<float>& out) {
   PagedAttentionParams attend;
   attend.q = qkv.data();
+  attend.rows = static_cast<int>(qkv.size()) / shape.row_floats();
+  out.assign(size_t(attend.rows) * shape.out_floats(), NAN);
   attend.out = out.data();
-  attend.segments = segments.data();
-  attend.num_segments = append.num_segments;
-  attend.rows = rows;
   attend.q_stride = shape.row_floats();
   attend.num_q_heads = shape.num_q_heads;
-  attend.layer = shape.layer;
+  attend.num_kv_heads = shape.num_kv_heads;
+  attend.head_dim = shape.head_dim;
+  attend.dtype = shape.dtype;
   attend.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-  attend.kv = kv;
+  return attend;
+}
+
+// One step over some pieces: RopeAppend, then PagedAttention over all blocks. Outputs come piece
+// after piece.
+inline std::vector<float> RunStep(Backend& backend, const HeadShape& shape, const PagedKv& kv,
+                                  const RopeTable& rope, const std::vector<Piece>& pieces) {
+  const std::vector<float> qkv = AppendPieces(backend, shape, kv, rope, pieces);
+  std::vector<std::vector<const std::byte*>> pages;
+  std::vector<AttentionSegment> segments;
+  int rows = 0;
+  for (const Piece& piece : pieces) {
+    pages.push_back(PagesByHead(shape, kv, *piece.blocks, piece.end_block()));
+    segments.push_back({.rows = {rows, piece.num_rows, piece.first_position},
+                        .pages = pages.back().data(),
+                        .list_stride = piece.end_block()});
+    rows += piece.num_rows;
+  }
+  std::vector<float> out;
+  PagedAttentionParams attend = AttentionOver(shape, qkv, out);
+  attend.segments = segments.data();
+  attend.num_segments = static_cast<int>(segments.size());
   backend.PagedAttention(attend);
   backend.Synchronize();
   return out;

@@ -7,27 +7,20 @@
 //   log2 e sum = sum * 2^(m_old - m) + (fixed tree over the 64 p) out = out * 2^(m_old - m), then
 //   one chain of Fma over the row's keys, ascending
 //
-// so a row's bits do not depend on the rows beside it. Keys after a row's own position have p = 0
-// by selection and their values are never multiplied: 0 * NaN would be NaN, and -0 + 0 would change
-// a sign.
+// so a row's bits do not depend on the rows beside it. A bias is added to the score times log2 e.
+// Keys after a row's own position have p = 0 by selection and their values are never multiplied: 0
+// * NaN would be NaN, and -0 + 0 would change a sign.
 #pragma once
 
 #include "kernels/cpu/isa/convert_body.h"
 #include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/cpu/isa/score_tile.h"
 #include "kernels/cpu/isa/vector.h"
 
 namespace augur::kernels::AUGUR_ISA {
 namespace {
 
-constexpr int kKeys = 64;         // kBlockTokens
-constexpr int kGroupBlocks = 16;  // kAttentionGroupBlocks
-constexpr int kKeyVectors = kKeys / kLanes;
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kMinusInfinity = -__builtin_inff();
-// 6 rows x 4 vectors = 24 sums (AVX-512), 6 x 2 = 12 (AVX2): per step 10 (8) loads for 24 (12) Fma.
-// Generic as in linear_body.h.
-constexpr int kQueryRows = kLanes >= 8 ? 6 : 2;
-constexpr int kColumnVectors = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
+constexpr int kGroupBlocks = kAttentionGroupBlocks;
 
 // One span's scratch, carved.
 struct AttentionScratch {
@@ -53,53 +46,29 @@ AttentionScratch Carve(const AttentionSpan& span) {
 AUGUR_INLINE float& MaxOf(float* state, int padded) { return state[padded]; }
 AUGUR_INLINE float& SumOf(float* state, int padded) { return state[padded + 1]; }
 
-// Values of a block: widened once for many tiles, or as they lie in the page when one tile reads
-// them (a decode step: widening them apart took a quarter of its time, most of it cache misses of
-// the copy).
-struct BlockValues {
-  const std::byte* data;
-  DType dtype;
+// A block as its tiles read it. Values are widened once for many tiles, or lie in the page when one
+// tile reads them (a decode step: widening them apart took a quarter of its time, most of it cache
+// misses of the copy).
+struct BlockView {
+  int position;       // of its first token
+  const float* bias;  // [64], may be null
+  const std::byte* values;
+  DType dtype;  // of values
 };
 
-// sums[r][c] += a[r][k] * b[k][c], k ascending.
-template <int kRows, int kVectors, class Element>
-AUGUR_INLINE void MultiplyAdd(const float* a, size_t a_stride, const Element* b, size_t b_stride,
-                              int depth, Floats (&sums)[kRows][kVectors]) {
-  for (int k = 0; k < depth; ++k) {
-    Floats columns[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) columns[v] = LoadWide(b + v * kLanes);
-    b += b_stride;
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const Floats weight = Splat(a[row * a_stride + k]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[row][v] = Fma(columns[v], weight, sums[row][v]);
-    }
-  }
-}
-
-template <int kRows>
-void Scores(const float* queries, int head_dim, const float* keys, float* scores) {
-  for (int column = 0; column < kKeys; column += kColumnVectors * kLanes) {
-    Floats sums[kRows][kColumnVectors] = {};
-    MultiplyAdd<kRows, kColumnVectors>(queries, head_dim, keys + column, kKeys, head_dim, sums);
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kColumnVectors; ++v) {
-        Store(scores + row * kKeys + column + v * kLanes, sums[row][v]);
-      }
-    }
-  }
-}
-
 // scores [64] -> p [64] in place, of which the first `num_keys` count; updates the row's m and sum,
-// gives the factor for what the row has gathered so far.
-AUGUR_INLINE float SoftmaxRow(float* scores, int num_keys, float& row_max, float& row_sum) {
+// gives the factor for what the row has gathered so far. `bias` may be null.
+AUGUR_INLINE float SoftmaxRow(float* scores, const float* bias, int num_keys, float& row_max,
+                              float& row_sum) {
   Floats s[kKeyVectors];
 #pragma GCC unroll 16
   for (int v = 0; v < kKeyVectors; ++v) s[v] = Load(scores + v * kLanes);
+  if (bias != nullptr) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kKeyVectors; ++v) {
+      s[v] = Fma(Load(bias + v * kLanes), Splat(kLog2E), s[v]);
+    }
+  }
   if (num_keys < kKeys) {
     const Ints lanes = Iota();
 #pragma GCC unroll 16
@@ -159,28 +128,28 @@ void GatherElements(const float* p, const float* factor, const Element* values, 
 }
 
 template <int kRows>
-void Gather(const float* p, const float* factor, const BlockValues& values, int padded, int begin,
+void Gather(const float* p, const float* factor, const BlockView& block, int padded, int begin,
             int end, float* out, int out_stride) {
-  switch (values.dtype) {
+  switch (block.dtype) {
     case DType::kF32:
-      GatherElements<kRows>(p, factor, reinterpret_cast<const float*>(values.data), padded, begin,
+      GatherElements<kRows>(p, factor, reinterpret_cast<const float*>(block.values), padded, begin,
                             end, out, out_stride);
       return;
     case DType::kBF16:
-      GatherElements<kRows>(p, factor, reinterpret_cast<const BF16*>(values.data), padded, begin,
+      GatherElements<kRows>(p, factor, reinterpret_cast<const BF16*>(block.values), padded, begin,
                             end, out, out_stride);
       return;
     case DType::kF16:
-      GatherElements<kRows>(p, factor, reinterpret_cast<const F16*>(values.data), padded, begin,
+      GatherElements<kRows>(p, factor, reinterpret_cast<const F16*>(block.values), padded, begin,
                             end, out, out_stride);
       return;
   }
 }
 
-// Rows [row, row + kRows) of the span through the block that starts at `block_position`.
+// Rows [row, row + kRows) of the span through the block.
 template <int kRows>
-void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch,
-                const BlockValues& values, int row, int block_position) {
+void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch, const BlockView& block,
+                int row) {
   const int padded = PaddedHeadDim(span.head_dim);
   const int state_floats = AttentionStateFloats(span.head_dim);
   float* states = scratch.group + size_t(row) * state_floats;
@@ -191,19 +160,20 @@ void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch,
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     const int position = span.first_position + (span.row_begin + row + i) / span.group_heads;
-    const int keys = position - block_position + 1;
+    const int keys = position - block.position + 1;
     num_keys[i] = keys < kKeys ? keys : kKeys;
     float* state = states + i * state_floats;
-    factor[i] = SoftmaxRow(p + i * kKeys, num_keys[i], MaxOf(state, padded), SumOf(state, padded));
+    factor[i] = SoftmaxRow(p + i * kKeys, block.bias, num_keys[i], MaxOf(state, padded),
+                           SumOf(state, padded));
   }
   // Row 0 has the fewest keys. What the others have beyond it (in a sequence's last blocks)
   // continues their chains one row at a time.
   const int shared = num_keys[0];
-  Gather<kRows>(p, factor, values, padded, 0, shared, states, state_floats);
+  Gather<kRows>(p, factor, block, padded, 0, shared, states, state_floats);
   for (int i = 1; i < kRows; ++i) {
     if (num_keys[i] == shared) continue;
     const float one = 1.0f;
-    Gather<1>(p + i * kKeys, &one, values, padded, shared, num_keys[i], states + i * state_floats,
+    Gather<1>(p + i * kKeys, &one, block, padded, shared, num_keys[i], states + i * state_floats,
               state_floats);
   }
 }
@@ -211,11 +181,11 @@ void AttendTile(const AttentionSpan& span, const AttentionScratch& scratch,
 // AttendTile of `rows`, at most kMost.
 template <int kMost>
 AUGUR_INLINE void AttendRows(const AttentionSpan& span, const AttentionScratch& scratch,
-                             const BlockValues& values, int row, int rows, int block_position) {
+                             const BlockView& block, int row, int rows) {
   if (rows == kMost) {
-    AttendTile<kMost>(span, scratch, values, row, block_position);
+    AttendTile<kMost>(span, scratch, block, row);
   } else if constexpr (kMost > 1) {
-    AttendRows<kMost - 1>(span, scratch, values, row, rows, block_position);
+    AttendRows<kMost - 1>(span, scratch, block, row, rows);
   }
 }
 
@@ -240,16 +210,24 @@ AUGUR_INLINE void ResetStates(const AttentionSpan& span, float* states) {
   }
 }
 
-// All rows of the span that reach the block.
-void AttendBlock(const AttentionSpan& span, const AttentionScratch& scratch, int block) {
-  const int block_position = block * kKeys;
+AUGUR_INLINE int LastBlockOf(const AttentionSpan& span, int row) {
+  return (span.first_position + (span.row_begin + row) / span.group_heads) / kKeys;
+}
+
+AUGUR_INLINE int BlockOf(const AttentionSpan& span, int entry) {
+  return span.blocks == nullptr ? entry : span.blocks[entry - span.first_entry];
+}
+
+// All rows of the span that reach the entry's block.
+void AttendEntry(const AttentionSpan& span, const AttentionScratch& scratch, int entry) {
+  const int place = entry - span.first_entry;
+  const int block_position = BlockOf(span, entry) * kKeys;
   const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
   const int left = last_position - block_position + 1;
   const int written = left < kKeys ? left : kKeys;
-  const int next_block = left > kKeys ? block + 1 : block;
-  const std::byte* page = span.pages + size_t(span.block_table[block]) * span.block_bytes;
+  const std::byte* page = span.pages[place];
   const std::byte* value_page = page + PageHalfBytes(span.dtype, span.head_dim);
-  const std::byte* next_page = span.pages + size_t(span.block_table[next_block]) * span.block_bytes;
+  const std::byte* next_page = entry + 1 < span.end_entry ? span.pages[place + 1] : page;
   TransposeKeys(span.dtype, page, written, span.head_dim, scratch.values, scratch.keys,
                 {value_page, next_page});
 
@@ -258,15 +236,17 @@ void AttendBlock(const AttentionSpan& span, const AttentionScratch& scratch, int
   const int num_rows = span.row_end - span.row_begin;
   int row = first_row > 0 ? first_row : 0;
   int tiles = (num_rows - row + kQueryRows - 1) / kQueryRows;
-  BlockValues values{value_page, span.dtype};
+  const float* bias = span.biases == nullptr ? nullptr : span.biases[place];
+  BlockView block{block_position, bias, value_page, span.dtype};
   const bool can_stay = PaddedHeadDim(span.head_dim) == span.head_dim;
   if (!can_stay || (tiles > 1 && span.dtype != DType::kF32)) {
     WidenValues(span.dtype, value_page, written, span.head_dim, scratch.values);
-    values = {reinterpret_cast<const std::byte*>(scratch.values), DType::kF32};
+    block.values = reinterpret_cast<const std::byte*>(scratch.values);
+    block.dtype = DType::kF32;
   }
   for (; tiles > 0; --tiles) {  // of nearly equal height
     const int rows = (num_rows - row + tiles - 1) / tiles;
-    AttendRows<kQueryRows>(span, scratch, values, row, rows, block_position);
+    AttendRows<kQueryRows>(span, scratch, block, row, rows);
     row += rows;
   }
 }
@@ -285,17 +265,30 @@ void MergeState(float* total, float* group, int padded) {
   MaxOf(total, padded) = new_max;
 }
 
-// Divides a finished state into its place in span.out.
-void FinishRow(const AttentionSpan& span, int row, float* state) {
+// Where span.states keeps what a row has gathered.
+AUGUR_INLINE float* KeptState(const AttentionSpan& span, int row) {
+  const int i = span.row_begin + row;
+  return span.states + i / span.group_heads * span.states_stride +
+         size_t(i % span.group_heads) * AttentionStateFloats(span.head_dim);
+}
+
+// A row's state at the end of the call: kept when calls may follow, and divided into its place in
+// span.out when the row is through.
+void EndRow(const AttentionSpan& span, int row, const float* state) {
+  if (span.states != nullptr && state != KeptState(span, row)) {
+    memcpy(KeptState(span, row), state, sizeof(float) * AttentionStateFloats(span.head_dim));
+  }
+  if (LastBlockOf(span, row) > span.finished_block) return;
   const int token = (span.row_begin + row) / span.group_heads;
   const int head = (span.row_begin + row) % span.group_heads;
   float* out = span.out + token * span.out_stride + size_t(head) * span.head_dim;
-  const float sum = SumOf(state, PaddedHeadDim(span.head_dim));
+  const float sum = state[PaddedHeadDim(span.head_dim) + 1];
   for (int c = 0; c < span.head_dim; ++c) out[c] = state[c] / sum;
 }
 
-AUGUR_INLINE int LastBlockOf(const AttentionSpan& span, int row) {
-  return (span.first_position + (span.row_begin + row) / span.group_heads) / kKeys;
+// Whether any entry of the group reaches the row.
+AUGUR_INLINE bool HasGroup(const AttentionSpan& span, int row, int group) {
+  return BlockOf(span, group * kGroupBlocks) <= LastBlockOf(span, row);
 }
 
 void AttendSpan(const AttentionSpan& span) {
@@ -303,8 +296,13 @@ void AttendSpan(const AttentionSpan& span) {
   const int padded = PaddedHeadDim(span.head_dim);
   const size_t state_floats = AttentionStateFloats(span.head_dim);
   const int num_rows = span.row_end - span.row_begin;
-  const int last_block = LastBlockOf(span, num_rows - 1);
   LoadQueries(span, scratch);
+  if (span.first_entry > 0 && span.partials == nullptr) {
+    for (int row = 0; row < num_rows; ++row) {
+      memcpy(scratch.total + row * state_floats, KeptState(span, row),
+             sizeof(float) * state_floats);
+    }
+  }
   for (int group = span.group_begin; group < span.group_end; ++group) {
     AttentionScratch target = scratch;
     if (span.partials != nullptr) {
@@ -313,17 +311,17 @@ void AttendSpan(const AttentionSpan& span) {
       target.group = scratch.total;
     }
     ResetStates(span, target.group);
-    const int end =
-        (group + 1) * kGroupBlocks <= last_block ? (group + 1) * kGroupBlocks : last_block + 1;
-    for (int block = group * kGroupBlocks; block < end; ++block) AttendBlock(span, target, block);
+    const int group_end = (group + 1) * kGroupBlocks;
+    const int end = group_end < span.end_entry ? group_end : span.end_entry;
+    for (int entry = group * kGroupBlocks; entry < end; ++entry) AttendEntry(span, target, entry);
     if (span.partials != nullptr || group == 0) continue;
     for (int row = 0; row < num_rows; ++row) {
-      if (LastBlockOf(span, row) < group * kGroupBlocks) continue;
+      if (!HasGroup(span, row, group)) continue;
       MergeState(scratch.total + row * state_floats, scratch.group + row * state_floats, padded);
     }
   }
   if (span.partials != nullptr) return;
-  for (int row = 0; row < num_rows; ++row) FinishRow(span, row, scratch.total + row * state_floats);
+  for (int row = 0; row < num_rows; ++row) EndRow(span, row, scratch.total + row * state_floats);
 }
 
 void MergePartials(const AttentionSpan& span) {
@@ -331,12 +329,15 @@ void MergePartials(const AttentionSpan& span) {
   const size_t state_floats = AttentionStateFloats(span.head_dim);
   const int num_rows = span.row_end - span.row_begin;
   for (int row = 0; row < num_rows; ++row) {
-    float* total = span.partials + row * state_floats;  // group 0
-    const int last_group = LastBlockOf(span, row) / kGroupBlocks;
-    for (int group = 1; group <= last_group; ++group) {
-      MergeState(total, span.partials + (size_t(group) * num_rows + row) * state_floats, padded);
+    int group = span.group_begin;
+    float* partial = span.partials + row * state_floats;
+    float* total = span.first_entry > 0 ? KeptState(span, row) : partial;
+    if (total == partial) ++group;
+    for (; group < span.group_end && HasGroup(span, row, group); ++group) {
+      MergeState(total, partial + size_t(group - span.group_begin) * num_rows * state_floats,
+                 padded);
     }
-    FinishRow(span, row, total);
+    EndRow(span, row, total);
   }
 }
 

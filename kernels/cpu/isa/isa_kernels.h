@@ -16,10 +16,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/ops/paged_attention.h"
+
 namespace augur::kernels {
 
 enum class CpuIsa;  // kernels/backend.h
-enum class DType;   // kernels/dtype.h
 
 // Rows of x times some panels of a weight. A panel is panel_columns outputs of all inputs,
 // [in_features][panel_columns]; float32, or bf16 with columns c and c + panel_columns / 2 as the
@@ -52,24 +53,30 @@ inline constexpr int kLinearScratchFloats =
     kLinearDepth * kMaxPanelColumns + kLinearMaxRows * kMaxPanelColumns;
 
 // A part of paged attention: query rows [row_begin, row_end) of one segment and kv head over groups
-// [group_begin, group_end). Query row i is head i % group_heads of the segment's token i /
-// group_heads.
+// [group_begin, group_end) of the list's entries. Query row i is head i % group_heads of the
+// segment's token i / group_heads.
 struct AttentionSpan {
-  const float* q = nullptr;          // head 0 of the kv head's group, the segment's token 0
-  float* out = nullptr;              // likewise; null when `partials` takes the result
-  const std::byte* pages = nullptr;  // page of block 0 for this layer and kv head
-  const int32_t* block_table = nullptr;
-  float* partials = nullptr;  // [group_end - group_begin][rows] states, see AttentionStateFloats
+  const float* q = nullptr;  // head 0 of the kv head's group, the segment's token 0
+  float* out = nullptr;      // likewise
+  // Entry first_entry comes first in each of these.
+  const std::byte* const* pages = nullptr;
+  const int32_t* blocks = nullptr;       // null: entry e is block e
+  const float* const* biases = nullptr;  // may be null
+  float* states = nullptr;    // as `out`, of AttentionStateFloats a head; null: all in one call
+  float* partials = nullptr;  // [group_end - group_begin][rows] states: takes the groups apart
   float* scratch = nullptr;   // AttentionScratchFloats(head_dim)
   size_t q_stride = 0;        // floats between tokens
   size_t out_stride = 0;
-  size_t block_bytes = 0;  // between the pages of consecutive blocks
+  size_t states_stride = 0;
   int first_position = 0;  // of token 0
   int group_heads = 0;
   int row_begin = 0;
-  int row_end = 0;  // at most kAttentionMaxRows more
+  int row_end = 0;      // at most kAttentionMaxRows more
+  int first_entry = 0;  // a multiple of the group's entries
+  int end_entry = 0;    // all of [first_entry, end_entry) reach the last row
   int group_begin = 0;
   int group_end = 0;
+  int finished_block = 0;  // rows in blocks up to this one have their last entry in this call
   int head_dim = 0;
   DType dtype{};
   float scale = 1.0f;
@@ -84,14 +91,45 @@ inline constexpr int kMaxHeadDim = 256;
 // Rows of a state are padded to whole vectors of the widest ISA, whatever the ISA, to keep one
 // layout.
 constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// One row's state over some groups: the weighted sum of values [PaddedHeadDim], then the largest
-// score (in powers of two), the sum of weights, and padding to a whole cache line.
-constexpr int AttentionStateFloats(int head_dim) { return PaddedHeadDim(head_dim) + 16; }
+// One row's state over some groups (AttentionStateFloats): the weighted sum of values
+// [PaddedHeadDim], then the largest score (in powers of two), the sum of weights, and padding to a
+// whole cache line.
 // Keys of a block transposed and widened, values widened, queries scaled, two states a row.
 constexpr size_t AttentionScratchFloats(int head_dim) {
   return size_t{2} * 64 * PaddedHeadDim(head_dim) +
          size_t{kAttentionMaxRows} * PaddedHeadDim(head_dim) +
          size_t{2} * kAttentionMaxRows * AttentionStateFloats(head_dim);
+}
+
+// Tokens of one segment and kv head, whose heads go through the keys together: span.block_scores
+// takes the scores of blocks [first_block, end_block) for each token. To the last token every key
+// that these blocks pool is visible, but for the first place of compressed keys; what an earlier
+// token gets for blocks with keys that it does not see means nothing.
+struct SelectSpan {
+  const float* q = nullptr;                 // head 0 of the kv head's group, token 0
+  const std::byte* const* pages = nullptr;  // of keys, [keys_per_page][key_dim]
+  float* scores = nullptr;        // [tiles of 64 places][tokens x heads][64], 64-byte aligned
+  float* block_scores = nullptr;  // [tokens][block_stride]
+  float* scratch = nullptr;       // SelectScratchFloats(key_dim)
+  size_t q_stride = 0;            // floats between tokens
+  size_t block_stride = 0;
+  int keys_per_page = 0;
+  int keys_per_block = 0;
+  int num_tokens = 0;  // num_tokens * heads: at most kSelectMaxRows
+  int heads = 0;
+  int key_dim = 0;
+  int first_position = 0;  // of token 0
+  int first_block = 0;
+  int end_block = 0;
+  bool is_softmax = false;
+  DType dtype{};
+  float scale = 1.0f;
+};
+
+inline constexpr int kSelectMaxRows = 128;
+// Keys of a tile transposed and widened, queries.
+constexpr size_t SelectScratchFloats(int key_dim) {
+  return size_t(2 * 64 + kSelectMaxRows) * PaddedHeadDim(key_dim);
 }
 
 struct IsaKernels {
@@ -100,8 +138,13 @@ struct IsaKernels {
 
   void (*linear)(const LinearBlock& block);
   void (*attend)(const AttentionSpan& span);
-  // The partial states of a span's rows over all their groups -> span.out. Reads span.partials.
+  // The partial states of a span's rows over all its groups, merged into span.states and span.out.
   void (*merge_partials)(const AttentionSpan& span);
+
+  // Two runs of 16 consecutive keys -> their mean at `out`, rounded to dtype (compress_keys.h).
+  void (*compress_window)(DType dtype, const void* first, const void* second, void* out,
+                          int head_dim);
+  void (*score_blocks)(const SelectSpan& span);
 
   void (*rms_norm)(const float* x, const float* weight, float* out, int hidden, float epsilon);
   void (*gated_silu)(const float* gate, const float* up, float* out, int width);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "kernels/cpu/isa/attention_body.h"
+#include "kernels/cpu/isa/compress_body.h"
 #include "kernels/cpu/isa/convert_body.h"
 #include "kernels/cpu/isa/elementwise_body.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/isa/linear_body.h"
 #include "kernels/cpu/isa/probe_body.h"
+#include "kernels/cpu/isa/select_body.h"
 
 namespace augur::kernels::AUGUR_ISA {
 namespace {
@@ -20,6 +22,8 @@ constexpr IsaKernels kKernels = {
     .linear = MultiplyBlock,
     .attend = AttendSpan,
     .merge_partials = MergePartials,
+    .compress_window = CompressWindow,
+    .score_blocks = ScoreBlocks,
     .rms_norm = RmsNormRow,
     .gated_silu = GatedSiluRow,
     .rotate = RotateHead,

@@ -1,0 +1,47 @@
+#include "kernels/ops/compress_keys.h"
+
+#include "kernels/check.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace augur::kernels {
+
+// One item for each (kv head, window that ends in the segment's rows).
+void CpuBackend::PlanCompression(const CompressKeysParams& params, const CompressSegment& segment) {
+  const Segment& rows = segment.rows;
+  AUGUR_CHECK(rows.num_rows > 0 && rows.first_position >= 0);
+  const int first_block = rows.first_position / kBlockTokens;
+  const int end_window = CompleteWindows(rows.first_position + rows.num_rows - 1);
+  const size_t key_bytes = params.head_dim * BytesOf(params.dtype);
+  // 16 consecutive keys from `token` on; they never cross a page.
+  const auto keys_at = [&](int token, int kv_head) {
+    const size_t entry = token / kBlockTokens - (first_block - 1);
+    const std::byte* page = segment.pages[entry * params.num_kv_heads + kv_head];
+    AUGUR_CHECK(page != nullptr);
+    return page + token % kBlockTokens * key_bytes;
+  };
+  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
+  for (int window = first_window; window < end_window; ++window) {
+    const int token = window * kWindowStride;
+    const size_t touched = (token + kWindowTokens - 1) / kBlockTokens - first_block;
+    for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
+      std::byte* keys = segment.keys[touched * params.num_kv_heads + kv_head];
+      compress_items_.push_back({keys_at(token, kv_head), keys_at(token + kWindowStride, kv_head),
+                                 keys + (window + 1) % kBlockWindows * key_bytes});
+    }
+  }
+}
+
+void CpuBackend::CompressKeys(const CompressKeysParams& params) {
+  AUGUR_CHECK(params.num_kv_heads > 0 && params.head_dim > 0 && params.head_dim <= kMaxHeadDim);
+  compress_items_.clear();
+  for (int s = 0; s < params.num_segments; ++s) PlanCompression(params, params.segments[s]);
+  const int64_t window_cost = int64_t{kWindowTokens} * params.head_dim;
+  ForRows(static_cast<int>(compress_items_.size()), window_cost, [&](int first, int end, int) {
+    for (int i = first; i < end; ++i) {
+      const CompressItem& item = compress_items_[i];
+      isa_.compress_window(params.dtype, item.first, item.second, item.key, params.head_dim);
+    }
+  });
+}
+
+}  // namespace augur::kernels
