@@ -31,16 +31,11 @@ AUGUR_INLINE Places VisiblePlaces(const SelectSpan& span, int token) {
   return {0, position};
 }
 
-// Places that block b pools: [begin, begin + keys_per_block + 1), but for those below the first.
-AUGUR_INLINE int PooledBegin(const SelectSpan& span, int block) {
-  const int begin = block * span.keys_per_block;
-  return span.keys_per_block == kBlockWindows ? begin : begin - 1;
-}
-
-// Places to score: a softmax is over all keys that any token sees; products are pooled only.
+// Places to score: a softmax is over all keys that any token sees; products are pooled only, the
+// last block's with the first window of the next.
 AUGUR_INLINE int EndPlace(const SelectSpan& span) {
-  return span.is_softmax ? VisiblePlaces(span, span.num_tokens - 1).end
-                         : PooledBegin(span, span.end_block) + 1;
+  if (span.is_softmax) return VisiblePlaces(span, span.num_tokens - 1).end;
+  return span.end_block * span.keys_per_block + (span.keys_per_block == kBlockWindows ? 1 : 0);
 }
 
 void ScoreTiles(const SelectSpan& span, int end_place) {
@@ -128,25 +123,26 @@ void SumSoftmax(float* scores, size_t stride, int heads, const Places& visible) 
   }
 }
 
+AUGUR_INLINE float Larger(float score, float largest) {
+  return score > largest ? score : largest;  // never a NaN
+}
+
 // Tiles `stride` apart -> the largest score of each block's places, minus infinity when all are
-// NaN.
-void PoolKeys(const SelectSpan& span, const float* scores, size_t stride, int first_place,
-              float* out) {
-  const auto score_at = [&](int place) { return scores[place / kKeys * stride + place % kKeys]; };
+// NaN. A block's places begin and end in one tile but for the one neighbour that it pools.
+void PoolKeys(const SelectSpan& span, const float* scores, size_t stride, float* out) {
+  const auto score_at = [&](int place) { return scores + place / kKeys * stride + place % kKeys; };
   for (int block = span.first_block; block < span.end_block; ++block) {
-    const int begin = PooledBegin(span, block);
     float largest = kMinusInfinity;
-    if (span.keys_per_block == kKeys) {  // the tile of the block, and the key before it
-      const float* tile = scores + size_t(block) * stride;
+    if (span.keys_per_block == kKeys) {
+      const float* tile = scores + block * stride;
       Floats lanes = Splat(kMinusInfinity);
       for (int v = 0; v < kKeyVectors; ++v) lanes = Max(Load(tile + v * kLanes), lanes);
       largest = MaxLanes(lanes);
-      if (begin >= first_place && score_at(begin) > largest) largest = score_at(begin);
+      if (block > 0) largest = Larger(*score_at(block * kKeys - 1), largest);
     } else {
-      const int end = begin + kBlockWindows + 1;
-      for (int place = begin > first_place ? begin : first_place; place < end; ++place) {
-        if (score_at(place) > largest) largest = score_at(place);
-      }
+      const float* windows = score_at(block * kBlockWindows);
+      for (int i = block > 0 ? 0 : 1; i < kBlockWindows; ++i) largest = Larger(windows[i], largest);
+      largest = Larger(*score_at((block + 1) * kBlockWindows), largest);
     }
     out[block] = largest;
   }
@@ -159,7 +155,7 @@ void ScoreBlocks(const SelectSpan& span) {
     const Places visible = VisiblePlaces(span, token);
     float* scores = span.scores + size_t(token) * span.heads * kKeys;
     if (span.is_softmax) SumSoftmax(scores, stride, span.heads, visible);
-    PoolKeys(span, scores, stride, visible.first, span.block_scores + token * span.block_stride);
+    PoolKeys(span, scores, stride, span.block_scores + token * span.block_stride);
   }
 }
 
