@@ -31,8 +31,8 @@ struct ResidencyStats {
     Counter recall_wanted{0};   // sampled: choices of the layer's own query
   };
 
-  explicit ResidencyStats(int num_layers)
-      : num_layers(num_layers), layers(std::make_unique<Layer[]>(num_layers)) {}
+  explicit ResidencyStats(int layer_count)
+      : num_layers(layer_count), layers(std::make_unique<Layer[]>(layer_count)) {}
 
   const int num_layers;
   std::unique_ptr<Layer[]> layers;  // [num_layers]

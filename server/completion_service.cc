@@ -208,7 +208,9 @@ grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContex
     response->add_eos_token_ids(static_cast<uint32_t>(id));
   }
   response->set_text(deployment.has_tokenizer);
-  response->add_policies(v1::ATTENTION_POLICY_DENSE);
+  for (const engine::AttentionPolicy policy : deployment.policies) {
+    response->add_policies(WireOf(policy));
+  }
   response->set_version(deployment.version);
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -68,6 +68,43 @@ int64_t LongestTokenBytes(const engine::Tokenizer& tokenizer) {
   return static_cast<int64_t>(longest);
 }
 
+engine::AttentionChoice AttentionOf(const ServerConfig& config) {
+  return {.prefill = config.prefill_policy,
+          .decode = config.decode_policy,
+          .budget = {.top_k = static_cast<int>(config.top_k_blocks),
+                     .init = static_cast<int>(config.init_blocks),
+                     .local = static_cast<int>(config.local_blocks)},
+          .dense_len = static_cast<int>(config.dense_len)};
+}
+
+// What a request may name: the deployment's own choice, and the others where overriding is allowed.
+std::vector<engine::AttentionPolicy> PoliciesOf(const ServerConfig& config) {
+  using engine::AttentionPolicy;
+  if (!config.policy_override) return {config.decode_policy};
+  std::vector<AttentionPolicy> policies = {AttentionPolicy::kDense, AttentionPolicy::kSparse};
+  if (!config.forecast_heads.empty()) policies.push_back(AttentionPolicy::kForecast);
+  return policies;
+}
+
+engine::KvOptions KvOptionsOf(const ServerConfig& config) {
+  engine::KvOptions kv;
+  kv.residency = config.residency;
+  kv.device_bytes = config.kv_bytes;
+  kv.host_bytes = config.host_kv_bytes;
+  kv.dtype = config.kv_dtype;
+  kv.spare_slots = static_cast<int>(config.spare_slots);
+  kv.staging_blocks = static_cast<int>(config.staging_blocks);
+  kv.prefetch = config.prefetch;
+  kv.recall_every = static_cast<int>(config.recall_every);
+  kv.page_check = static_cast<int>(config.page_check);
+  kv.copies = {.num_threads = static_cast<int>(config.copy_threads),
+               .queue_copies = static_cast<int>(config.transfer_queue),
+               .bytes_per_second = static_cast<double>(config.link_bytes_per_second),
+               .places_per_second = static_cast<double>(config.link_pages_per_second),
+               .latency_ns = config.link_latency_ns};
+  return kv;
+}
+
 Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedModel& model) {
   Deployment deployment;
   deployment.served_name = config.served_name;
@@ -83,6 +120,9 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   if (model.tokenizer != nullptr)
     deployment.longest_token_bytes = LongestTokenBytes(*model.tokenizer);
   deployment.prefix_cache = config.prefix_cache;
+  deployment.attention = AttentionOf(config);
+  deployment.policies = PoliciesOf(config);
+  deployment.max_top_k_blocks = static_cast<int>(config.max_top_k_blocks);
   // One RoPE factor set in this build; families with two will name theirs here.
   deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
   return deployment;
@@ -92,7 +132,8 @@ engine::EngineOptions EngineOptionsOf(const ServerConfig& config,
                                       const engine::LoadedModel& model) {
   engine::EngineOptions options;
   options.max_context = model.max_context;
-  options.num_blocks = model.num_blocks;
+  options.residency = config.residency;
+  options.num_slots = model.num_slots;
   options.max_batch = static_cast<int>(config.batch);
   options.max_batched_tokens = static_cast<int>(config.batched_tokens);
   options.max_queued_requests = static_cast<int>(config.queue_requests);
@@ -159,11 +200,14 @@ ExitCode Daemon::Listen() {
 
 ExitCode Daemon::LoadModel() {
   backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
-  auto model = engine::LoadModel(backend_.get(),
+  auto model = engine::LoadModel(backend_.get(), &clock_,
                                  {.folder = config_.model,
                                   .max_context = static_cast<int>(config_.context),
-                                  .kv_bytes = config_.kv_bytes,
-                                  .kv_dtype = config_.kv_dtype,
+                                  .kv = KvOptionsOf(config_),
+                                  .attention = {.max_top_k =
+                                                    static_cast<int>(config_.max_top_k_blocks),
+                                                .forecast_heads = config_.forecast_heads},
+                                  .compute_threads = static_cast<int>(config_.threads),
                                   .max_batch = static_cast<int>(config_.batch),
                                   .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
   if (!model.ok()) return Fail(model.status());
@@ -174,11 +218,12 @@ ExitCode Daemon::LoadModel() {
 void Daemon::StartEngine(engine::LoadedModel model) {
   model_.deployment = DescribeDeployment(config_, model);
   info_ = model.info;
-  block_bytes_ = model.block_bytes;
+  kv_ = std::move(model.kv);
   tokenizer_ = std::move(model.tokenizer);
   const engine::EngineOptions options = EngineOptionsOf(config_, model);
   engine_ = std::make_unique<engine::Engine>(options, model.info.eos_token_ids,
-                                             std::move(model.runner), tokenizer_.get(), &clock_);
+                                             std::move(model.runner), kv_->store(),
+                                             tokenizer_.get(), &clock_);
   entry_ = std::make_unique<DirectEntry>(engine_.get());
   intake_ = std::make_unique<TextIntake>(
       TextIntakeOptions{.threads = static_cast<int>(config_.intake_threads),
@@ -197,8 +242,11 @@ void Daemon::StartEngine(engine::LoadedModel model) {
                     .limits = LimitsOf(config_)};
   metrics_->SetModel({.name = config_.served_name,
                       .stats = &engine_->stats(),
-                      .num_blocks = options.num_blocks,
-                      .block_bytes = block_bytes_,
+                      .num_blocks = kv_->store()->pools().num_frames,
+                      .block_bytes =
+                          static_cast<int64_t>(kv_->store()->pools().layout.frame_bytes()),
+                      .tiers = kv_->stats(),
+                      .transfers = kv_->transfers(),
                       .max_context = options.max_context});
   watchdog_ = std::make_unique<LivenessWatchdog>(
       [this] { return engine_->StalledNs(); }, config_.stall_limit_ns, kWatchdogPeriodNs, &health_);
@@ -224,7 +272,9 @@ ExitCode Daemon::BecomeReady() {
 
 void Daemon::LogReady(const engine::ModelInfo& info) const {
   const engine::EngineOptions& options = engine_->options();
-  const int64_t blocks = options.num_blocks;
+  const memory::KvPools& pools = kv_->store()->pools();
+  const int64_t blocks = pools.num_frames;
+  const auto block_bytes = static_cast<int64_t>(pools.layout.frame_bytes());
   spdlog::info(
       "ready version={} model={} family={} parameters={} dtype={} backend={} threads={} context={} "
       "kv_dtype={} kv_bytes={} kv_blocks={} kv_capacity_tokens={} batch={} batched_tokens={} "
@@ -233,17 +283,34 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
       AUGUR_VERSION, Quoted(config_.served_name), info.family, info.num_parameters,
       kernels::NameOf(info.dtype), Quoted(backend_->Describe()), config_.threads,
       options.max_context, kernels::NameOf(config_.kv_dtype.value_or(info.dtype)),
-      blocks * block_bytes_, blocks, blocks * kernels::kBlockTokens, options.max_batch,
+      blocks * block_bytes, blocks, blocks * kernels::kBlockTokens, options.max_batch,
       options.max_batched_tokens, config_.prefix_cache, grpc_->address(), metrics_->address(),
       getpid());
-  if (blocks * kernels::kBlockTokens < options.max_context) {
+  LogKv(pools);
+  if (config_.residency == engine::ResidencyMode::kDevice &&
+      blocks * kernels::kBlockTokens < options.max_context) {
     spdlog::warn(
         "the KV pool holds {} tokens, fewer than the context of {}: longer requests are refused, "
         "raise kv_bytes to {}",
         blocks * kernels::kBlockTokens, options.max_context,
         FormatBytes((options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens *
-                    block_bytes_));
+                    block_bytes));
   }
+}
+
+// The memory formula with this deployment's numbers, for a request as long as the context.
+void Daemon::LogKv(const memory::KvPools& pools) const {
+  const engine::EngineOptions& options = engine_->options();
+  const int blocks = (options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+  const bool tiered = config_.residency != engine::ResidencyMode::kDevice;
+  const memory::KvDemand demand{
+      .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
+      .selects = model_.deployment.attention.selects(),
+      .num_slots = options.num_slots};
+  spdlog::info("kv pools={} frames of {} bytes, {} host blocks of {} bytes; a full context takes {}",
+               pools.num_frames, pools.layout.frame_bytes(), pools.num_host_blocks,
+               pools.layout.host_block_bytes(),
+               Quoted(memory::DescribeFootprint(pools.layout, demand, blocks)));
 }
 
 void Daemon::Drain() {

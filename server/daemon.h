@@ -51,6 +51,7 @@ class Daemon {
   void StartEngine(engine::LoadedModel model);
   ExitCode BecomeReady();
   void LogReady(const engine::ModelInfo& info) const;
+  void LogKv(const memory::KvPools& pools) const;
   void Drain();
   void WaitUntilDrained(int64_t deadline_ns);
 
@@ -63,8 +64,8 @@ class Daemon {
   HealthService health_;
   std::unique_ptr<kernels::Backend> backend_;
   engine::ModelInfo info_;
-  int64_t block_bytes_ = 0;
   std::unique_ptr<engine::Tokenizer> tokenizer_;
+  std::unique_ptr<memory::KvMemory> kv_;  // outlives the engine, whose runner uses it
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<EngineEntry> entry_;
   ServedModel model_;

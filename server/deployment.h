@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/attention/attention_policy.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace augur::server {
@@ -23,6 +24,9 @@ struct Deployment {
   bool has_tokenizer = false;       // false: token ids in, token ids out
   int64_t longest_token_bytes = 0;  // of the vocabulary; 0 without a tokenizer
   bool prefix_cache = true;
+  engine::AttentionChoice attention;              // unless a request says otherwise
+  std::vector<engine::AttentionPolicy> policies;  // that a request may name
+  int max_top_k_blocks = 0;
   std::string kv_variant;  // what KV bits depend on beside the tokens (memory/block_key.h)
 };
 

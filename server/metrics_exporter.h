@@ -13,6 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine_stats.h"
+#include "memory/residency_stats.h"
+#include "memory/transfer_engine.h"
 #include "server/front_stats.h"
 
 namespace augur::server {
@@ -21,8 +23,10 @@ namespace augur::server {
 struct ExportedModel {
   std::string name;  // label model_name
   const engine::EngineStats* stats = nullptr;
-  int64_t num_blocks = 0;
+  int64_t num_blocks = 0;  // frames of the device pool
   int64_t block_bytes = 0;
+  const memory::ResidencyStats* tiers = nullptr;      // null: not exported
+  const memory::TransferEngine* transfers = nullptr;  // null without a host pool
   int64_t max_context = 0;
 };
 

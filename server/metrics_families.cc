@@ -1,83 +1,18 @@
 #include "server/metrics_families.h"
 
 #include <array>
-#include <limits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/paged_kv.h"
-#include "memory/base/histogram.h"
+#include "server/family_writer.h"
 #include "server/metric_names.h"
 #include "server/request_log.h"
 
 namespace augur::server {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
 using prometheus::MetricType;
-using Labels = std::vector<ClientMetric::Label>;
-using Families = std::vector<MetricFamily>;
-
-// Appends families with one fixed set of labels.
-class FamilyWriter {
- public:
-  FamilyWriter(Labels labels, Families* families)
-      : labels_(std::move(labels)), families_(families) {}
-
-  // Further samples of the family follow with Sample().
-  void Begin(const char* name, const char* help, MetricType type) {
-    families_->push_back({name, help, type, {}});
-  }
-
-  void Sample(double value, const Labels& more = {}) {
-    MetricFamily& family = families_->back();
-    ClientMetric metric = Labelled(more);
-    if (family.type == MetricType::Counter) {
-      metric.counter.value = value;
-    } else {
-      metric.gauge.value = value;
-    }
-    family.metric.push_back(std::move(metric));
-  }
-
-  void Counter(const char* name, const char* help, uint64_t value) {
-    Begin(name, help, MetricType::Counter);
-    Sample(static_cast<double>(value));
-  }
-
-  void Gauge(const char* name, const char* help, double value) {
-    Begin(name, help, MetricType::Gauge);
-    Sample(value);
-  }
-
-  void Histogram(const char* name, const char* help, const memory::Histogram& histogram) {
-    Begin(name, help, MetricType::Histogram);
-    const memory::HistogramSnapshot snapshot = histogram.Snapshot();
-    ClientMetric metric = Labelled({});
-    uint64_t cumulative = 0;
-    for (size_t i = 0; i < snapshot.counts.size(); ++i) {
-      cumulative += snapshot.counts[i];
-      const double bound =
-          i < snapshot.bounds.size() ? snapshot.bounds[i] : std::numeric_limits<double>::infinity();
-      metric.histogram.bucket.push_back({cumulative, bound});
-    }
-    metric.histogram.sample_count = cumulative;
-    metric.histogram.sample_sum = snapshot.sum;
-    families_->back().metric.push_back(std::move(metric));
-  }
-
- private:
-  ClientMetric Labelled(const Labels& more) const {
-    ClientMetric metric;
-    metric.label = labels_;
-    metric.label.insert(metric.label.end(), more.begin(), more.end());
-    return metric;
-  }
-
-  const Labels labels_;
-  Families* const families_;
-};
+using Families = std::vector<prometheus::MetricFamily>;
 
 void AppendEngineRequests(const engine::EngineStats& stats, FamilyWriter* out) {
   namespace names = metric_names;
@@ -98,6 +33,8 @@ void AppendEngineRequests(const engine::EngineStats& stats, FamilyWriter* out) {
                stats.preemptions);
   out->Counter(names::kRecomputedTokens, "Tokens computed again after a preemption.",
                stats.recomputed_tokens);
+  out->Counter(names::kSavedRequests, "Preemptions that kept everything in the host pool.",
+               stats.saved);
 }
 
 void AppendTokens(const engine::EngineStats& stats, FamilyWriter* out) {
@@ -181,6 +118,7 @@ void AppendEngineFamilies(const ExportedModel& model, Families* families) {
   AppendTokens(*model.stats, &out);
   AppendBlocks(model, &out);
   AppendDistributions(*model.stats, &out);
+  if (model.tiers != nullptr) AppendTierFamilies(model, &out);
 }
 
 void AppendRouterFamilies(const ExportedModel& model, Families* families) {

@@ -1,4 +1,4 @@
-// FrontStats and EngineStats as Prometheus families. Used by server/metrics_exporter.cc and its
+// FrontStats, EngineStats and the tiers' stats as Prometheus families. Used by server/metrics_exporter.cc and its
 // test.
 //
 // Thread: any; reads atomics only.
@@ -20,6 +20,10 @@ void AppendFrontFamilies(const FrontStats& front, const std::string& version,
 
 void AppendEngineFamilies(const ExportedModel& model,
                           std::vector<prometheus::MetricFamily>* families);
+
+// The tiers' families, with the labels of `out`.
+class FamilyWriter;
+void AppendTierFamilies(const ExportedModel& model, FamilyWriter* out);
 
 // The five names that routers for vLLM read, with their labels.
 void AppendRouterFamilies(const ExportedModel& model,

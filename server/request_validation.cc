@@ -1,9 +1,39 @@
 #include "server/request_validation.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "server/quote.h"
 
 namespace augur::server {
+
+engine::AttentionPolicy PolicyOf(v1::AttentionPolicy policy) {
+  switch (policy) {
+    case v1::ATTENTION_POLICY_SPARSE:
+      return engine::AttentionPolicy::kSparse;
+    case v1::ATTENTION_POLICY_INFINIGEN:
+      return engine::AttentionPolicy::kInfinigen;
+    case v1::ATTENTION_POLICY_FORECAST:
+      return engine::AttentionPolicy::kForecast;
+    default:
+      return engine::AttentionPolicy::kDense;
+  }
+}
+
+v1::AttentionPolicy WireOf(engine::AttentionPolicy policy) {
+  switch (policy) {
+    case engine::AttentionPolicy::kSparse:
+      return v1::ATTENTION_POLICY_SPARSE;
+    case engine::AttentionPolicy::kInfinigen:
+      return v1::ATTENTION_POLICY_INFINIGEN;
+    case engine::AttentionPolicy::kForecast:
+      return v1::ATTENTION_POLICY_FORECAST;
+    case engine::AttentionPolicy::kDense:
+      break;
+  }
+  return v1::ATTENTION_POLICY_DENSE;
+}
+
 namespace {
 
 using absl::FailedPreconditionError;
@@ -220,26 +250,51 @@ Status CheckOutput(const v1::OutputOptions& options, const Deployment& deploymen
   return options.echo() ? NotServed("output.echo") : OkStatus();
 }
 
-Status CheckAttention(const v1::AttentionOptions& options) {
-  if (!v1::AttentionPolicy_IsValid(options.policy())) {
-    return InvalidArgumentError(StrCat("attention.policy: unknown enum number ", options.policy()));
+Status CheckPolicy(v1::AttentionPolicy policy, const Deployment& deployment,
+                   engine::AttentionChoice* choice) {
+  using engine::AttentionPolicy;
+  if (!v1::AttentionPolicy_IsValid(policy)) {
+    return InvalidArgumentError(StrCat("attention.policy: unknown enum number ", policy));
   }
+  if (policy == v1::ATTENTION_POLICY_UNSPECIFIED) return OkStatus();
+  const AttentionPolicy wanted = PolicyOf(policy);
+  const auto& served = deployment.policies;
+  if (std::find(served.begin(), served.end(), wanted) == served.end()) {
+    return FailedPreconditionError(StrCat("attention.policy: this deployment does not serve ",
+                                          v1::AttentionPolicy_Name(policy)));
+  }
+  choice->decode = wanted;
+  choice->prefill = wanted == AttentionPolicy::kInfinigen ? AttentionPolicy::kSparse : wanted;
+  return OkStatus();
+}
+
+Status CheckAttention(const v1::AttentionOptions& options, const Deployment& deployment,
+                      ValidatedRequest* result) {
+  engine::AttentionChoice& choice = result->attention;
+  choice = deployment.attention;
+  Status status = CheckPolicy(options.policy(), deployment, &choice);
+  if (!status.ok()) return status;
   if (!v1::ValueMode_IsValid(options.value_mode())) {
     return InvalidArgumentError(
         StrCat("attention.value_mode: unknown enum number ", options.value_mode()));
-  }
-  if (options.policy() != v1::ATTENTION_POLICY_UNSPECIFIED &&
-      options.policy() != v1::ATTENTION_POLICY_DENSE) {
-    return FailedPreconditionError(StrCat("attention.policy: this deployment does not serve ",
-                                          v1::AttentionPolicy_Name(options.policy())));
   }
   if (options.value_mode() != v1::VALUE_MODE_UNSPECIFIED &&
       options.value_mode() != v1::VALUE_MODE_EXACT) {
     return FailedPreconditionError(StrCat("attention.value_mode: this deployment does not serve ",
                                           v1::ValueMode_Name(options.value_mode())));
   }
-  if (options.has_top_k_blocks()) return NotServed("attention.top_k_blocks");
   if (options.has_value_samples()) return NotServed("attention.value_samples");
+  if (!options.has_top_k_blocks()) return OkStatus();
+  if (deployment.policies.size() < 2) return NotServed("attention.top_k_blocks");
+  const int least = choice.budget.init + choice.budget.local;
+  if (options.top_k_blocks() < static_cast<uint32_t>(least) ||
+      options.top_k_blocks() > static_cast<uint32_t>(deployment.max_top_k_blocks)) {
+    return InvalidArgumentError(StrCat("attention.top_k_blocks: expected ", least,
+                                       " (init_blocks + local_blocks) to ",
+                                       deployment.max_top_k_blocks,
+                                       " (max_top_k_blocks), found ", options.top_k_blocks()));
+  }
+  choice.budget.top_k = static_cast<int>(options.top_k_blocks());
   return OkStatus();
 }
 
@@ -257,7 +312,7 @@ absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
   if (status.ok()) status = CheckChoices(request.sampling());
   if (status.ok()) status = CheckStops(request.stopping(), deployment, &result);
   if (status.ok()) status = CheckOutput(request.output(), deployment, &result);
-  if (status.ok()) status = CheckAttention(request.attention());
+  if (status.ok()) status = CheckAttention(request.attention(), deployment, &result);
   if (status.ok() && request.priority() != 0) status = NotServed("priority");
   if (!status.ok()) return status;
   return result;

@@ -42,9 +42,14 @@ struct ValidatedRequest {
   bool has_seed = false;
   engine::StoppingCriteria stopping;
   engine::OutputOptions output;
+  engine::AttentionChoice attention;
   std::string cache_salt;
   bool bypass_prefix_cache = false;
 };
+
+// The policy as the API spells it; unspecified is dense here, the deployment's choice elsewhere.
+engine::AttentionPolicy PolicyOf(v1::AttentionPolicy policy);
+v1::AttentionPolicy WireOf(engine::AttentionPolicy policy);
 
 absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
                                           const Deployment& deployment);

@@ -19,6 +19,7 @@ absl::Status Router::Route(ValidatedRequest validated, std::shared_ptr<engine::R
   if (!validated.has_seed) request->sampling.seed = DrawRandom64();
   request->stopping = std::move(validated.stopping);
   request->output = validated.output;
+  request->attention = validated.attention;
   const auto bytes = static_cast<int64_t>(validated.text.size() +
                                           validated.token_ids.size() * sizeof(engine::TokenId));
   // shared: std::function must be copyable, the text should not be copied.
@@ -48,9 +49,15 @@ absl::Status Router::FillPrompt(const ValidatedRequest& validated, engine::Reque
   absl::Status status = CheckFitsContext(static_cast<int64_t>(request->prompt.size()),
                                          request->stopping.max_tokens, *deployment_);
   if (!status.ok()) return status;
-  if (deployment_->prefix_cache && !validated.bypass_prefix_cache) {
-    request->block_keys = memory::MakeBlockKeys(block_key_secret_, deployment_->kv_variant,
-                                                validated.cache_salt, request->prompt);
+  // InfiniGen's keys are chosen anew for each request.
+  const engine::AttentionChoice& attention = request->attention;
+  const bool cacheable = attention.decode != engine::AttentionPolicy::kInfinigen;
+  if (deployment_->prefix_cache && !validated.bypass_prefix_cache && cacheable) {
+    const bool all_dense = static_cast<int>(request->prompt.size()) < attention.dense_len;
+    request->block_keys = memory::MakeBlockKeys(
+        block_key_secret_,
+        deployment_->kv_variant + "/" + attention.Fingerprint() + (all_dense ? "/short" : ""),
+        validated.cache_salt, request->prompt);
   }
   return absl::OkStatus();
 }

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kDefaultKvBytes = 256 << 20;
+constexpr int64_t kDefaultHostKvBytes = int64_t{4} << 30;
 constexpr int64_t kBlockTokens = 64;
 constexpr size_t kMaxNameBytes = 128;
 // Leaves prefill room for a whole block in a step that is full of decodes
@@ -190,6 +191,102 @@ std::vector<Key> EngineKeys() {
   };
 }
 
+Key PolicyKey(const char* name, const char* meaning,
+              engine::AttentionPolicy ServerConfig::*member) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            const auto policy = engine::PolicyNamed(text);
+            if (!policy) return "expected dense, sparse, infinigen or forecast";
+            config->*member = *policy;
+            return {};
+          },
+          [=](const ServerConfig& config) {
+            return std::string(engine::NameOf(config.*member));
+          }};
+}
+
+Key ResidencyKey() {
+  using Mode = engine::ResidencyMode;
+  static const std::vector<std::pair<std::string, Mode>> modes = {
+      {"device", Mode::kDevice}, {"tiered", Mode::kTiered}, {"auto", Mode::kAuto}};
+  return {"residency",
+          "where KV lives: device, tiered (host pool, the device a cache of it) or auto (the device "
+          "while it lasts)",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            for (const auto& [name, mode] : modes) {
+              if (text != name) continue;
+              config->residency = mode;
+              return {};
+            }
+            return "expected device, tiered or auto";
+          },
+          [](const ServerConfig& config) {
+            for (const auto& [name, mode] : modes) {
+              if (config.residency == mode) return name;
+            }
+            return std::string("device");
+          }};
+}
+
+std::vector<Key> AttentionKeys() {
+  using C = ServerConfig;
+  constexpr int64_t kMostBlocks = 1 << 18;
+  return {
+      PolicyKey("prefill_policy", "blocks that prompt tokens attend to: dense, sparse or forecast",
+                &C::prefill_policy),
+      PolicyKey("decode_policy",
+                "blocks that generated tokens attend to: dense, sparse, infinigen or forecast",
+                &C::decode_policy),
+      BoolKey("policy_override", "requests may choose another policy that is available",
+              &C::policy_override),
+      IntegerKey("top_k_blocks", "blocks of 64 tokens that a token attends to, forced ones included",
+                 &C::top_k_blocks, 1, kMostBlocks),
+      IntegerKey("max_top_k_blocks", "most that a request may ask for; top_k_blocks unless set",
+                 &C::max_top_k_blocks, 1, kMostBlocks),
+      IntegerKey("init_blocks", "first blocks of the sequence that are always attended to",
+                 &C::init_blocks, 0, kMostBlocks),
+      IntegerKey("local_blocks", "last blocks likewise, the current one among them",
+                 &C::local_blocks, 2, kMostBlocks),
+      IntegerKey("dense_len", "sequences shorter than this attend to all blocks; -1: none does",
+                 &C::dense_len, -1, 1 << 24),
+      TextKey("forecast_heads", "safetensors file of Forecast heads, for the policy forecast",
+              &C::forecast_heads, 4096),
+  };
+}
+
+std::vector<Key> TierKeys() {
+  using C = ServerConfig;
+  return {
+      ResidencyKey(),
+      BytesKey("host_kv_bytes",
+               "memory for the host pool; half of this machine's, at most 4GiB, unless set",
+               &C::host_kv_bytes, 1 << 10, int64_t{1} << 46),
+      IntegerKey("spare_slots",
+                 "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; -1: "
+                 "as many as top_k_blocks",
+                 &C::spare_slots, -1, 1 << 18),
+      IntegerKey("staging_blocks",
+                 "device blocks that a prefill chunk works in, a multiple of 16, at least "
+                 "max_top_k_blocks; 64 or that unless set",
+                 &C::staging_blocks, 16, 1 << 18),
+      BoolKey("prefetch", "start copies a layer ahead where the policy foretells them",
+              &C::prefetch),
+      IntegerKey("copy_threads", "threads that copy between the pools", &C::copy_threads, 1, 64),
+      IntegerKey("transfer_queue", "copies that may wait for them", &C::transfer_queue, 16384,
+                 1 << 20),
+      BytesKey("link_bytes_per_second", "imitate a link of this rate each way; 0B: none",
+               &C::link_bytes_per_second, 0, int64_t{1} << 46),
+      IntegerKey("link_pages_per_second", "and of this many pages a second; 0: no limit",
+                 &C::link_pages_per_second, 0, 1 << 30),
+      DurationKey("link_latency", "and with this delay", &C::link_latency_ns, 0, kSecond),
+      IntegerKey("page_check",
+                 "self-test: one spilled page in that many is hashed and compared; 0: none",
+                 &C::page_check, 0, 1 << 30),
+      IntegerKey("recall_every", "steps between measurements of the Forecast's recall; 0: never",
+                 &C::recall_every, 0, 1 << 30),
+  };
+}
+
 std::vector<Key> FrontKeys() {
   using C = ServerConfig;
   return {
@@ -220,7 +317,7 @@ std::vector<Key> FrontKeys() {
 const std::vector<Key>& Keys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<Key>(WhatIsServed());
-    for (const auto& group : {EngineKeys(), FrontKeys()})
+    for (const auto& group : {EngineKeys(), AttentionKeys(), TierKeys(), FrontKeys()})
       all->insert(all->end(), group.begin(), group.end());
     return all;
   }();
@@ -327,6 +424,59 @@ std::string FolderName(const std::string& folder) {
   return name.empty() ? "model" : name;
 }
 
+// Budgets of blocks against each other.
+absl::Status FillAttention(ServerConfig* config) {
+  const int64_t forced = config->init_blocks + config->local_blocks;
+  if (config->top_k_blocks < forced) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_k_blocks: expected at least init_blocks + local_blocks = ", forced,
+                     ", found ", config->top_k_blocks));
+  }
+  if (config->max_top_k_blocks == 0) config->max_top_k_blocks = config->top_k_blocks;
+  if (config->max_top_k_blocks < config->top_k_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_top_k_blocks: expected at least top_k_blocks = ", config->top_k_blocks,
+                     ", found ", config->max_top_k_blocks));
+  }
+  if (config->prefill_policy == engine::AttentionPolicy::kInfinigen) {
+    return absl::InvalidArgumentError(
+        "prefill_policy: expected dense, sparse or forecast, found infinigen, which chooses for "
+        "generated tokens only (its prompts are sparse)");
+  }
+  for (const auto& [key, policy] :
+       {std::pair{"prefill_policy", config->prefill_policy},
+        std::pair{"decode_policy", config->decode_policy}}) {
+    if (policy != engine::AttentionPolicy::kForecast || !config->forecast_heads.empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(key, ": forecast needs forecast_heads, a file that augur-train-forecast makes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillTiers(const MachineLimits& machine, ServerConfig* config) {
+  if (config->spare_slots < 0) config->spare_slots = config->top_k_blocks;
+  if (config->staging_blocks == 0) {
+    config->staging_blocks = std::max<int64_t>(64, (config->max_top_k_blocks + 15) / 16 * 16);
+  }
+  if (config->residency == engine::ResidencyMode::kDevice) return absl::OkStatus();
+  if (config->staging_blocks % 16 != 0 || config->staging_blocks < config->max_top_k_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "staging_blocks: expected a multiple of 16, at least max_top_k_blocks = ",
+        config->max_top_k_blocks, ", found ", config->staging_blocks));
+  }
+  if (config->host_kv_bytes == 0) {
+    config->host_kv_bytes =
+        std::clamp<int64_t>(machine.memory_bytes / 2, 1 << 20, kDefaultHostKvBytes);
+  }
+  if (config->kv_bytes + config->host_kv_bytes > machine.memory_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "host_kv_bytes: expected at most what kv_bytes leaves of this machine's memory, ",
+        FormatBytes(std::max<int64_t>(0, machine.memory_bytes - config->kv_bytes)), ", found ",
+        FormatBytes(config->host_kv_bytes)));
+  }
+  return absl::OkStatus();
+}
+
 // What depends on other keys or on the machine, and the rules between keys.
 absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
   if (config->served_name.empty() && !config->model.empty()) {
@@ -352,7 +502,8 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
     return absl::InvalidArgumentError(absl::StrCat("context: expected 0 or at least ", kBlockTokens,
                                                    ", found ", config->context));
   }
-  return absl::OkStatus();
+  absl::Status status = FillAttention(config);
+  return status.ok() ? FillTiers(machine, config) : status;
 }
 
 }  // namespace

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/attention_policy.h"
+#include "engine/kv_options.h"
 #include "kernels/dtype.h"
 #include "server/machine_limits.h"
 
@@ -31,6 +33,29 @@ struct ServerConfig {
   int64_t kv_bytes = 0;                    // set from the machine when not given
   std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
   bool prefix_cache = true;
+  engine::ResidencyMode residency = engine::ResidencyMode::kDevice;
+  int64_t host_kv_bytes = 0;      // set from the machine when not given and there is a host pool
+  int64_t spare_slots = -1;       // -1: as many as top_k_blocks
+  int64_t staging_blocks = 0;     // set from max_top_k_blocks when not given
+  bool prefetch = true;
+  int64_t copy_threads = 1;
+  int64_t transfer_queue = 65'536;      // copies
+  int64_t link_bytes_per_second = 0;    // 0: as fast as memory
+  int64_t link_pages_per_second = 0;    // 0: no limit
+  int64_t link_latency_ns = 0;
+  int64_t page_check = 0;
+  int64_t recall_every = 64;
+
+  engine::AttentionPolicy prefill_policy = engine::AttentionPolicy::kDense;
+  engine::AttentionPolicy decode_policy = engine::AttentionPolicy::kDense;
+  bool policy_override = true;
+  int64_t top_k_blocks = 25;
+  int64_t max_top_k_blocks = 0;  // set to top_k_blocks when not given
+  int64_t init_blocks = 1;
+  int64_t local_blocks = 8;
+  int64_t dense_len = -1;
+  std::string forecast_heads;
+
   int64_t batch = 32;          // sequences in a step
   int64_t batched_tokens = 0;  // rows in a step; set from batch when not given
   int64_t queue_requests = 256;
