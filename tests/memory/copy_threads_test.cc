@@ -350,10 +350,28 @@ TEST(CopyThreadsTest, PlacesPerSecondHoldInBothDirectionsAtOnce) {
                10'240);
 }
 
-TEST(CopyThreadsTest, LanesAreFullDuplex) {
-  const Shares shares = MeasureShares({.num_threads = 1, .bytes_per_second = 1e8}, 16'384, 1'024);
-  // Half of the limit each, if the directions shared one lane.
-  EXPECT_GT(shares.in + shares.out, 1.2);
+// The only thread sleeps for the next page of one lane, 500 ms away.
+TEST(CopyThreadsTest, AFullLaneDoesNotHoldTheOther) {
+  bool held = false;
+  for (int attempt = 0; attempt < kAttempts && !held; ++attempt) {
+    const Bytes large = MakeBytes(5'000'000, 1);
+    const Bytes small = MakeBytes(8, 2);
+    Bytes large_to(large.size());
+    Bytes small_to(small.size());
+    const std::vector<PageCopy> copies(2, {large.data(), large_to.data(), large.size()});
+    CopyThreads threads({.num_threads = 1, .bytes_per_second = 1e7});
+    threads.Submit(TransferKind::kFetch, copies);
+    TransferStats stats;
+    do {
+      std::this_thread::yield();
+      stats = threads.Stats();
+    } while (stats.queued_copies + stats.units_busy > 1);
+    const int64_t start_ns = NowNs();
+    threads.Wait(SubmitOne(&threads, TransferKind::kSpill, small, &small_to));
+    held = NowNs() - start_ns < 250 * kNsPerMs;
+    EXPECT_EQ(small_to, small);
+  }
+  EXPECT_TRUE(held);
 }
 
 TEST(CopyThreadsTest, LatencyIsHonouredAndOverlapsBetweenLists) {
@@ -385,7 +403,24 @@ TEST(CopyThreadsTest, LatencyIsHonouredAndOverlapsBetweenLists) {
   EXPECT_LE(best_ns, kLists * kLatencyNs / 2);
 }
 
-TEST(CopyThreadsTest, DestructorDropsWhatIsQueuedAtOnce) {
+TEST(CopyThreadsTest, DestructorDropsWhatIsQueuedForFreeThreads) {
+  bool held = false;
+  for (int attempt = 0; attempt < kAttempts && !held; ++attempt) {
+    const Bytes from = MakeBytes(1 << 20, 1);
+    std::vector<Bytes> to(64, Bytes(from.size()));
+    std::vector<PageCopy> copies;
+    for (Bytes& target : to) copies.push_back({from.data(), target.data(), from.size()});
+    {
+      CopyThreads threads({.num_threads = 1});
+      ASSERT_NE(threads.Submit(TransferKind::kRestore, copies), kNoTicket);
+    }
+    held = to.back() == Bytes(from.size());
+    for (const Bytes& target : to) EXPECT_TRUE(target == from || target == Bytes(from.size()));
+  }
+  EXPECT_TRUE(held);
+}
+
+TEST(CopyThreadsTest, DestructorDoesNotWaitForTheLink) {
   bool held = false;
   for (int attempt = 0; attempt < kAttempts && !held; ++attempt) {
     const Bytes from = MakeBytes(1'000'000, 1);
