@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,11 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/batcher.h"
-#include "engine/model/checkpoint.h"
-#include "engine/model/model_config.h"
-#include "engine/model/transformer_runner.h"
 #include "kernels/backend.h"
+#include "tests/support/model_driver.h"
 
 namespace augur::engine {
 namespace {
@@ -49,111 +45,17 @@ std::vector<Case> LoadCases(const std::string& folder) {
   return cases;
 }
 
-// One loaded model with a pool from which sequences take blocks by hand.
-class Model {
- public:
-  Model(const std::string& folder, int threads, kernels::DType kv_dtype = kernels::DType::kF32)
-      : backend_(kernels::MakeCpuBackend({.num_threads = threads})) {
-    const absl::StatusOr<ModelConfig> config = LoadModelConfig(folder);
-    EXPECT_TRUE(config.ok()) << config.status();
-    config_ = *config;
-    const auto checkpoint = Checkpoint::Open(folder);
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights = LoadTransformerWeights(**checkpoint, config_, backend_.get());
-    EXPECT_TRUE(weights.ok()) << weights.status();
-    num_blocks_ = 64 * 14;
-    auto runner = TransformerRunner::Create(backend_.get(), config_, *std::move(weights),
-                                            {.max_rows = kMaxRows,
-                                             .max_segments = kMaxSegments,
-                                             .max_context = config_.max_position_embeddings,
-                                             .num_blocks = num_blocks_,
-                                             .kv_dtype = kv_dtype});
-    EXPECT_TRUE(runner.ok()) << runner.status();
-    runner_ = *std::move(runner);
-  }
+using Model = tests::ModelDriver;
+using tests::SameBits;
 
-  struct Sequence {
-    std::vector<int32_t> blocks;
-    std::vector<int32_t> tokens;
-    int computed = 0;
-  };
-
-  // Blocks are handed out scattered, so that no layout helps.
-  Sequence Start(std::vector<int32_t> tokens, int room) {
-    Sequence sequence;
-    sequence.tokens = std::move(tokens);
-    const int blocks = BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
-    for (int i = 0; i < blocks; ++i) {
-      next_block_ = (next_block_ + 389) % num_blocks_;  // 389 and the pool's size share no factor
-      sequence.blocks.push_back(next_block_);
-    }
-    return sequence;
-  }
-
-  struct Part {
-    Sequence* sequence;
-    int rows;
-  };
-
-  // Computes the next rows of each sequence; returns the logits of each last row.
-  std::vector<std::vector<float>> Step(const std::vector<Part>& parts) {
-    std::vector<int32_t> ids;
-    std::vector<StepSegment> segments;
-    for (const Part& part : parts) {
-      Sequence& sequence = *part.sequence;
-      StepSegment segment;
-      segment.rows = {.first_row = static_cast<int>(ids.size()),
-                      .num_rows = part.rows,
-                      .first_position = sequence.computed,
-                      .block_table = sequence.blocks.data()};
-      segment.wants_token = true;
-      segment.sampling.temperature = 0;
-      segments.push_back(segment);
-      const auto first = sequence.tokens.begin() + sequence.computed;
-      ids.insert(ids.end(), first, first + part.rows);
-      sequence.computed += part.rows;
-    }
-    runner_->Run({.token_ids = ids, .segments = segments}, &outputs_);
-    std::vector<std::vector<float>> logits;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const auto row = runner_->logits().subspan(i * config_.vocab_size, config_.vocab_size);
-      logits.emplace_back(row.begin(), row.end());
-    }
-    return logits;
-  }
-
-  std::vector<float> StepOne(Sequence* sequence, int rows) { return Step({{sequence, rows}})[0]; }
-
-  // The whole prompt in chunks of `chunk`, then `decodes` greedy steps; all last-row logits from
-  // the prompt's end on.
-  std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk,
-                                           int decodes, std::vector<int32_t>* greedy) {
-    Sequence sequence = Start(prompt, decodes);
-    std::vector<float> last;
-    while (sequence.computed < static_cast<int>(prompt.size())) {
-      last = StepOne(&sequence,
-                     std::min<int>(chunk, static_cast<int>(prompt.size()) - sequence.computed));
-    }
-    std::vector<std::vector<float>> logits = {last};
-    for (int i = 0; i < decodes; ++i) {
-      sequence.tokens.push_back(outputs_.tokens[0]);
-      if (greedy != nullptr) greedy->push_back(outputs_.tokens[0]);
-      logits.push_back(StepOne(&sequence, 1));
-    }
-    return logits;
-  }
-
-  const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
-  int vocab() const { return config_.vocab_size; }
-
- private:
-  std::unique_ptr<kernels::Backend> backend_;
-  ModelConfig config_;
-  std::unique_ptr<TransformerRunner> runner_;
-  StepOutputs outputs_;
-  int num_blocks_ = 0;
-  int next_block_ = 0;
-};
+tests::ModelDriverOptions Options(const std::string& folder, int threads,
+                                  kernels::DType kv_dtype = kernels::DType::kF32) {
+  return {.folder = folder,
+          .threads = threads,
+          .kv_dtype = kv_dtype,
+          .max_rows = kMaxRows,
+          .max_segments = kMaxSegments};
+}
 
 void ExpectClose(const std::vector<float>& found, const std::vector<float>& expected,
                  const char* what) {
@@ -167,10 +69,6 @@ void ExpectClose(const std::vector<float>& found, const std::vector<float>& expe
   EXPECT_LE(worst, kTolerance) << what;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 class GoldenModelTest : public testing::TestWithParam<const char*> {
  protected:
   std::string folder() const {
@@ -179,37 +77,38 @@ class GoldenModelTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(GoldenModelTest, LogitsAndGreedyTokensAreTheReference) {
-  Model model(folder(), 1);
+  Model model(Options(folder(), 1));
   for (const Case& one : LoadCases(folder())) {
     SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
     std::vector<int32_t> greedy;
     const int decodes = static_cast<int>(one.greedy.size());
-    const auto logits = model.Complete(one.prompt, kMaxRows, decodes, &greedy);
+    const auto logits = model.Complete(one.prompt, kMaxRows, decodes, {}, memory::Residency::kDevice, &greedy);
     ExpectClose(logits[0], one.last_logits, "last row of the prompt");
     EXPECT_EQ(greedy, one.greedy);
   }
 }
 
 TEST_P(GoldenModelTest, EveryPositionsLogitsAreTheReference) {
-  Model model(folder(), 1);
+  Model model(Options(folder(), 1));
   for (const Case& one : LoadCases(folder())) {
     Model::Sequence sequence = model.Start(one.prompt, 0);
     for (size_t i = 0; i < one.all_logits.size(); ++i) {
       ExpectClose(model.StepOne(&sequence, 1), one.all_logits[i], "token by token");
     }
+    model.Finish(sequence);
   }
 }
 
 TEST_P(GoldenModelTest, SameBitsWholeInChunksTokenByTokenAndWithTwoThreads) {
   for (const kernels::DType kv_dtype : {kernels::DType::kF32, kernels::DType::kBF16}) {
-    Model one_thread(folder(), 1, kv_dtype);
-    Model two_threads(folder(), 2, kv_dtype);
+    Model one_thread(Options(folder(), 1, kv_dtype));
+    Model two_threads(Options(folder(), 2, kv_dtype));
     for (const Case& one : LoadCases(folder())) {
       SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
-      const auto whole = one_thread.Complete(one.prompt, kMaxRows, 4, nullptr);
+      const auto whole = one_thread.Complete(one.prompt, kMaxRows, 4);
       for (const int chunk : {1, 7, 64}) {
-        const auto cut = one_thread.Complete(one.prompt, chunk, 4, nullptr);
-        const auto cut_by_two = two_threads.Complete(one.prompt, chunk, 4, nullptr);
+        const auto cut = one_thread.Complete(one.prompt, chunk, 4);
+        const auto cut_by_two = two_threads.Complete(one.prompt, chunk, 4);
         for (size_t i = 0; i < whole.size(); ++i) {
           EXPECT_TRUE(SameBits(whole[i], cut[i])) << "chunk " << chunk << ", step " << i;
           EXPECT_TRUE(SameBits(whole[i], cut_by_two[i]))
@@ -223,10 +122,10 @@ TEST_P(GoldenModelTest, SameBitsWholeInChunksTokenByTokenAndWithTwoThreads) {
 // Batches of 1 to 64 in which prefill chunks of other sequences and decodes stand beside the row
 // under test, at changing places.
 TEST_P(GoldenModelTest, SameBitsInBatchesOfOneToSixtyFour) {
-  Model model(folder(), 2);
+  Model model(Options(folder(), 2));
   const std::vector<Case> cases = LoadCases(folder());
   const Case& tested = cases[3];
-  const auto alone = model.Complete(tested.prompt, kMaxRows, 2, nullptr);
+  const auto alone = model.Complete(tested.prompt, kMaxRows, 2);
   for (const int batch : {1, 2, 3, 5, 8, 13, 16, 17, 32, 63, 64}) {
     SCOPED_TRACE(testing::Message() << "batch of " << batch);
     std::vector<Model::Sequence> sequences;
@@ -252,23 +151,23 @@ TEST_P(GoldenModelTest, SameBitsInBatchesOfOneToSixtyFour) {
       }
       ASSERT_TRUE(SameBits(model.Step(parts)[place], alone[step])) << "decode " << step;
     }
+    for (const Model::Sequence& sequence : sequences) model.Finish(sequence);
   }
 }
 
 // A hit: the first blocks were computed by another sequence. A preemption: everything is computed
 // anew, the generated tokens as a prefill.
 TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
-  Model model(folder(), 2);
+  Model model(Options(folder(), 2));
   const std::vector<Case> cases = LoadCases(folder());
   const Case& tested = cases[5];  // 300 tokens
   std::vector<int32_t> greedy;
-  const auto alone = model.Complete(tested.prompt, kMaxRows, 8, &greedy);
+  const auto alone = model.Complete(tested.prompt, kMaxRows, 8, {}, memory::Residency::kDevice, &greedy);
 
   Model::Sequence donor = model.Start(tested.prompt, 0);
   model.StepOne(&donor, 256);
-  Model::Sequence hit = model.Start(tested.prompt, 8);
-  std::copy_n(donor.blocks.begin(), 4, hit.blocks.begin());
-  hit.computed = 256;
+  model.PublishAll(donor);
+  Model::Sequence hit = model.Start(tested.prompt, 8, {}, memory::Residency::kDevice, 4);
   EXPECT_TRUE(
       SameBits(model.StepOne(&hit, static_cast<int>(tested.prompt.size()) - 256), alone[0]));
 

@@ -1,0 +1,190 @@
+#include "tests/support/model_driver.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "engine/batcher.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/forecast_heads.h"
+#include "kernels/check.h"
+
+namespace augur::tests {
+namespace {
+
+// Keys for PublishAll: the first tokens name the text, the tests' texts differ there.
+std::vector<memory::BlockKey> KeysOf(const std::vector<int32_t>& tokens, int blocks) {
+  std::vector<memory::BlockKey> keys;
+  uint64_t hash = 1;
+  for (int block = 0; block < blocks; ++block) {
+    for (int i = 0; i < 64; ++i) hash = hash * 6364136223846793005u + tokens.at(64 * block + i) + 1;
+    keys.push_back({hash, hash * 3});
+  }
+  return keys;
+}
+
+}  // namespace
+
+ModelDriver::ModelDriver(const ModelDriverOptions& options)
+    : options_(options), backend_(kernels::MakeCpuBackend({.num_threads = options.threads})) {
+  const auto config = engine::LoadModelConfig(options.folder);
+  AUGUR_CHECK(config.ok());
+  config_ = *config;
+  const auto checkpoint = engine::Checkpoint::Open(options.folder);
+  AUGUR_CHECK(checkpoint.ok());
+  std::optional<engine::ForecastHeads> heads;
+  if (!options.forecast_heads.empty()) {
+    auto loaded = engine::LoadForecastHeads(options.forecast_heads, config_);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    heads = *std::move(loaded);
+  }
+  auto weights = engine::LoadTransformerWeights(**checkpoint, config_, backend_.get(),
+                                                heads ? &*heads : nullptr);
+  AUGUR_CHECK(weights.ok());
+  memory::KvMemoryOptions plan;
+  plan.layout = memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
+                                     kernels::BytesOf(options.kv_dtype));
+  plan.num_frames = options.frames;
+  plan.num_host_blocks = options.host_blocks;
+  plan.num_staging_pages = memory::StagingPages(
+      plan.layout, {.max_rows = options.max_rows,
+                    .max_segments = options.max_segments,
+                    .fetch_blocks = options.staging_blocks});
+  plan.copies = options.copies;
+  plan.page_check = options.page_check;
+  auto kv = memory::KvMemory::Create(backend_.get(), plan);
+  AUGUR_CHECK(kv.ok());
+  kv_ = *std::move(kv);
+  auto runner = engine::TransformerRunner::Create(
+      backend_.get(), config_, *std::move(weights),
+      {.max_rows = options.max_rows,
+       .max_segments = options.max_segments,
+       .max_context =
+           options.max_context > 0 ? options.max_context : config_.max_position_embeddings,
+       .kv_dtype = options.kv_dtype,
+       .has_forecast = heads.has_value(),
+       .max_top_k = options.max_top_k,
+       .staging_blocks = options.staging_blocks,
+       .prefetch = options.prefetch,
+       .recall_every = options.recall_every},
+      kv_.get(), &clock_);
+  AUGUR_CHECK(runner.ok());
+  runner_ = *std::move(runner);
+}
+
+ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
+                                         const engine::AttentionChoice& attention,
+                                         memory::Residency residency, int hits, int slots) {
+  Sequence sequence{.id = next_id_++,
+                    .tokens = std::move(tokens),
+                    .prompt_tokens = 0,
+                    .computed = hits * 64,
+                    .attention = attention};
+  sequence.prompt_tokens = static_cast<int>(sequence.tokens.size());
+  const bool selects = attention.decode != engine::AttentionPolicy::kDense;
+  if (slots == 0) slots = selects ? options_.num_slots : 2;
+  const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, hits);
+  const int most = engine::BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
+  AUGUR_CHECK(kv_->store()->Open({.id = sequence.id,
+                                  .demand = {.residency = residency,
+                                             .selects = attention.selects(),
+                                             .num_slots = slots},
+                                  .keys = keys,
+                                  .hits = hits,
+                                  .blocks = most,
+                                  .most_blocks = most}));
+  while (!kv_->store()->Ready(sequence.id)) {
+  }
+  return sequence;
+}
+
+void ModelDriver::Finish(const Sequence& sequence) {
+  kv_->store()->Release(sequence.id);
+  kv_->store()->WaitForClosing();
+}
+
+void ModelDriver::PublishAll(const Sequence& sequence) {
+  const int blocks = sequence.computed / 64;
+  const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, blocks);
+  for (int block = 0; block < blocks; ++block) {
+    while (!kv_->store()->Publish(sequence.id, block, keys[block])) kv_->store()->Poll();
+  }
+}
+
+void ModelDriver::Save(const Sequence& sequence) {
+  kv_->store()->Save(sequence.id, sequence.computed);
+}
+
+void ModelDriver::Resume(const Sequence& sequence) {
+  AUGUR_CHECK(kv_->store()->Resume(sequence.id, options_.num_slots));
+  while (!kv_->store()->Ready(sequence.id)) {
+  }
+}
+
+std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts) {
+  std::vector<int32_t> ids;
+  std::vector<engine::StepSegment> segments;
+  kv_->store()->Poll();
+  for (const Part& part : parts) {
+    Sequence& sequence = *part.sequence;
+    engine::StepSegment segment;
+    segment.rows = {static_cast<int>(ids.size()), part.rows, sequence.computed};
+    segment.kv = &kv_->store()->sequence(sequence.id);
+    segment.attention = &sequence.attention;
+    segment.prompt_tokens = sequence.prompt_tokens;
+    segment.wants_token = true;
+    segment.sampling.temperature = 0;
+    segments.push_back(segment);
+    const auto first = sequence.tokens.begin() + sequence.computed;
+    ids.insert(ids.end(), first, first + part.rows);
+    sequence.computed += part.rows;
+  }
+  runner_->Run({.token_ids = ids, .segments = segments}, &outputs_);
+  std::vector<std::vector<float>> logits;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto row = runner_->logits().subspan(i * config_.vocab_size, config_.vocab_size);
+    logits.emplace_back(row.begin(), row.end());
+  }
+  return logits;
+}
+
+std::vector<float> ModelDriver::Prefill(Sequence* sequence, int chunk) {
+  std::vector<float> last;
+  const int tokens = static_cast<int>(sequence->tokens.size());
+  while (sequence->computed < tokens) {
+    const int end = std::min(tokens, (sequence->computed / chunk + 1) * chunk);
+    last = StepOne(sequence, end - sequence->computed);
+  }
+  return last;
+}
+
+std::vector<std::vector<float>> ModelDriver::Decode(Sequence* sequence, int steps) {
+  std::vector<std::vector<float>> logits;
+  for (int i = 0; i < steps; ++i) {
+    sequence->tokens.push_back(outputs_.tokens[0]);
+    logits.push_back(StepOne(sequence, 1));
+  }
+  return logits;
+}
+
+std::vector<std::vector<float>> ModelDriver::Complete(const std::vector<int32_t>& prompt,
+                                                      int chunk, int decodes,
+                                                      const engine::AttentionChoice& attention,
+                                                      memory::Residency residency,
+                                                      std::vector<int32_t>* greedy) {
+  Sequence sequence = Start(prompt, decodes, attention, residency);
+  std::vector<std::vector<float>> logits = {Prefill(&sequence, chunk)};
+  for (std::vector<float>& row : Decode(&sequence, decodes)) logits.push_back(std::move(row));
+  if (greedy != nullptr) greedy->assign(sequence.tokens.begin() + prompt.size(),
+                                        sequence.tokens.end());
+  Finish(sequence);
+  return logits;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace augur::tests

@@ -1,0 +1,101 @@
+// A model stepped by hand: sequences are opened, computed row by row, saved and resumed as the test
+// says, without engine or batcher. For tests of bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/attention/attention_policy.h"
+#include "engine/model/model_config.h"
+#include "engine/model/transformer_runner.h"
+#include "kernels/backend.h"
+#include "memory/base/clock.h"
+#include "memory/kv_memory.h"
+
+namespace augur::tests {
+
+struct ModelDriverOptions {
+  std::string folder;
+  int threads = 1;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  int max_rows = 1024;
+  int max_segments = 64;
+  int max_context = 0;  // 0: the model's
+  int frames = 1000;
+  int host_blocks = 0;  // 0: nothing can be tiered
+  int staging_blocks = 64;
+  int max_top_k = 16;
+  int num_slots = 16;  // of tiered sequences that select
+  bool prefetch = true;
+  int page_check = 1;
+  int recall_every = 0;
+  std::string forecast_heads = {};  // file; empty: none
+  memory::CopyThreadsOptions copies = {};
+};
+
+class ModelDriver {
+ public:
+  explicit ModelDriver(const ModelDriverOptions& options);
+
+  struct Sequence {
+    memory::SequenceId id = 0;
+    std::vector<int32_t> tokens;
+    int prompt_tokens = 0;
+    int computed = 0;
+    engine::AttentionChoice attention;
+  };
+
+  // `room`: tokens that may be appended. hits: blocks taken from the cache under PublishAll's keys.
+  Sequence Start(std::vector<int32_t> tokens, int room,
+                 const engine::AttentionChoice& attention = {},
+                 memory::Residency residency = memory::Residency::kDevice, int hits = 0,
+                 int slots = 0);
+  void Finish(const Sequence& sequence);
+  // Puts the sequence's full blocks into the prefix cache, under keys of this driver's own.
+  void PublishAll(const Sequence& sequence);
+  void Save(const Sequence& sequence);
+  void Resume(const Sequence& sequence);
+
+  struct Part {
+    Sequence* sequence;
+    int rows;
+  };
+  // Computes the next rows of each sequence; the logits of each last row.
+  std::vector<std::vector<float>> Step(const std::vector<Part>& parts);
+  std::vector<float> StepOne(Sequence* sequence, int rows) { return Step({{sequence, rows}})[0]; }
+  // The rest of the tokens in chunks that end on multiples of `chunk`; the last row's logits.
+  std::vector<float> Prefill(Sequence* sequence, int chunk);
+  // Greedy steps; the logits of each.
+  std::vector<std::vector<float>> Decode(Sequence* sequence, int steps);
+  // Prefill and Decode of a sequence of its own: 1 + decodes rows of logits.
+  std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk,
+                                           int decodes,
+                                           const engine::AttentionChoice& attention = {},
+                                           memory::Residency residency =
+                                               memory::Residency::kDevice,
+                                           std::vector<int32_t>* greedy = nullptr);
+
+  const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
+  // What Decode goes on from, after other sequences have stepped.
+  void RestoreSampled(const std::vector<int32_t>& sampled) { outputs_.tokens = sampled; }
+  int vocab() const { return config_.vocab_size; }
+  const engine::ModelConfig& config() const { return config_; }
+  const engine::LayerWorker& layer_worker() const { return runner_->layer_worker(); }
+  memory::KvMemory& kv() { return *kv_; }
+
+ private:
+  const ModelDriverOptions options_;
+  memory::SteadyClock clock_;
+  std::unique_ptr<kernels::Backend> backend_;
+  engine::ModelConfig config_;
+  std::unique_ptr<memory::KvMemory> kv_;
+  std::unique_ptr<engine::TransformerRunner> runner_;
+  engine::StepOutputs outputs_;
+  memory::SequenceId next_id_ = 1;
+};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
+
+}  // namespace augur::tests
