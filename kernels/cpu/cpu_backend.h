@@ -95,6 +95,8 @@ class CpuBackend final : public Backend {
   void ScoreCandidates(const SelectBlocksParams& params, const SelectItem& item, int thread);
   void ChooseBlocks(const SelectBlocksParams& params, const SelectItem& item, int token,
                     float* scores, SelectScratch& scratch) const;
+  int CountListTokens(const PagedAttentionParams& params, int first) const;
+  void PlanTokenLists(const PagedAttentionParams& params, int first, int count);
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
 
@@ -105,6 +107,7 @@ class CpuBackend final : public Backend {
   std::vector<SamplingScratch> sampling_scratch_;  // one a thread
   std::vector<SelectScratch> select_scratch_;      // one a thread
   std::vector<AttentionItem> attention_items_;     // kept for its capacity
+  std::vector<AttentionTokenList> token_lists_;    // likewise
   std::vector<CompressItem> compress_items_;       // likewise
   std::vector<SelectItem> select_items_;           // likewise
   std::vector<AttentionSpan> merge_spans_;         // likewise

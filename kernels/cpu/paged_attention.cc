@@ -85,11 +85,58 @@ void SetEntries(const PagedAttentionParams& params, const AttentionSegment& segm
 
 }  // namespace
 
+// Segments from `first` on that are one after the other the tokens of one sequence with a list
+// each, and as many as a span takes. Only speed hangs on the guess that it is one sequence.
+int CpuBackend::CountListTokens(const PagedAttentionParams& params, int first) const {
+  if (params.states != nullptr) return 1;
+  const int most = kAttentionMaxRows / (params.num_q_heads / params.num_kv_heads);
+  int count = 1;
+  for (; count < most && first + count < params.num_segments; ++count) {
+    const AttentionSegment& segment = params.segments[first + count - 1];
+    const AttentionSegment& next = params.segments[first + count];
+    if (segment.blocks == nullptr || next.blocks == nullptr || segment.rows.num_rows != 1 ||
+        next.rows.num_rows != 1 || next.rows.first_row != segment.rows.first_row + 1 ||
+        next.rows.first_position != segment.rows.first_position + 1 ||
+        next.pages[0] != segment.pages[0]) {
+      break;
+    }
+  }
+  return count;
+}
+
+// One item a kv head for the one-row segments [first, first + count).
+void CpuBackend::PlanTokenLists(const PagedAttentionParams& params, int first, int count) {
+  for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
+    AttentionSpan whole = SpanOfHead(params, params.segments[first], kv_head);
+    whole.row_end = count * whole.group_heads;
+    whole.finished_block = INT_MAX;
+    int64_t cost = 0;
+    for (int token = 0; token < count; ++token) {
+      const AttentionSegment& segment = params.segments[first + token];
+      AttentionSpan span = SpanOfHead(params, segment, kv_head);
+      span.row_end = span.group_heads;
+      SetEntries(params, segment, kv_head, span);
+      token_lists_.push_back({span.pages, span.blocks, span.biases, span.end_entry});
+      cost += int64_t{span.end_entry} * (span.group_heads + 1);
+    }
+    whole.lists = token_lists_.data() + token_lists_.size() - count;
+    attention_items_.push_back({whole, cost});
+  }
+}
+
 // One item for each (segment, kv head, up to kAttentionMaxRows query rows), the longest of a
-// segment first.
+// segment first; neighbouring tokens with a list each share items.
 void CpuBackend::PlanAttention(const PagedAttentionParams& params) {
   attention_items_.clear();
+  token_lists_.clear();
+  token_lists_.reserve(size_t(params.num_segments) * params.num_kv_heads);  // items point into it
   for (int s = 0; s < params.num_segments; ++s) {
+    const int list_tokens = CountListTokens(params, s);
+    if (list_tokens > 1) {
+      PlanTokenLists(params, s, list_tokens);
+      s += list_tokens - 1;
+      continue;
+    }
     const AttentionSegment& segment = params.segments[s];
     const int num_rows = segment.rows.num_rows * (params.num_q_heads / params.num_kv_heads);
     for (int row_end = num_rows; row_end > 0; row_end -= kAttentionMaxRows) {
@@ -119,6 +166,7 @@ void CpuBackend::SplitLongSpans(int head_dim) {
   const size_t num_items = attention_items_.size();
   for (size_t i = 0; i < num_items; ++i) {
     const AttentionItem whole = attention_items_[i];
+    if (whole.span.lists != nullptr) continue;
     const int first_group = whole.span.group_begin;
     const int groups = whole.span.group_end - first_group;
     const int pieces =
@@ -150,7 +198,7 @@ void CpuBackend::PagedAttention(const PagedAttentionParams& params) {
   pool_.ParallelFor(static_cast<int>(attention_items_.size()), [&](int item, int thread) {
     AttentionSpan span = attention_items_[item].span;
     span.scratch = thread_scratch_[thread].floats();
-    isa_.attend(span);
+    span.lists != nullptr ? isa_.attend_lists(span) : isa_.attend(span);
   });
   pool_.ParallelFor(static_cast<int>(merge_spans_.size()),
                     [&](int item, int) { isa_.merge_partials(merge_spans_[item]); });

@@ -26,7 +26,7 @@ enum class ScoreRule {
 struct SelectSegment {
   Segment rows;
   SelectionBudget budget;
-  // [num_kv_heads][key_page_stride]: pages of scoring keys, [keys a page][key_dim] of dtype each.
+  // [num_kv_heads][key_page_stride]: pages of scoring keys, [keys_per_page][key_dim] of dtype.
   const std::byte* const* key_pages = nullptr;
   int key_page_stride = 0;
   // NOSA's second stage, null elsewhere: [num_kv_heads][key_page_stride] pages of compressed

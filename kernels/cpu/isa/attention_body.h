@@ -200,13 +200,14 @@ void LoadQueries(const AttentionSpan& span, const AttentionScratch& scratch) {
   }
 }
 
+AUGUR_INLINE void ResetState(float* state, int head_dim) {
+  memset(state, 0, sizeof(float) * AttentionStateFloats(head_dim));
+  MaxOf(state, PaddedHeadDim(head_dim)) = kMinusInfinity;
+}
+
 AUGUR_INLINE void ResetStates(const AttentionSpan& span, float* states) {
-  const int padded = PaddedHeadDim(span.head_dim);
-  const int state_floats = AttentionStateFloats(span.head_dim);
   for (int i = 0; i < span.row_end - span.row_begin; ++i) {
-    float* state = states + size_t(i) * state_floats;
-    memset(state, 0, sizeof(float) * state_floats);
-    MaxOf(state, padded) = kMinusInfinity;
+    ResetState(states + size_t(i) * AttentionStateFloats(span.head_dim), span.head_dim);
   }
 }
 
@@ -218,37 +219,54 @@ AUGUR_INLINE int BlockOf(const AttentionSpan& span, int entry) {
   return span.blocks == nullptr ? entry : span.blocks[entry - span.first_entry];
 }
 
-// All rows of the span that reach the entry's block.
-void AttendEntry(const AttentionSpan& span, const AttentionScratch& scratch, int entry) {
-  const int place = entry - span.first_entry;
-  const int block_position = BlockOf(span, entry) * kKeys;
-  const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
-  const int left = last_position - block_position + 1;
-  const int written = left < kKeys ? left : kKeys;
-  const std::byte* page = span.pages[place];
+// Transposes the block's keys for `num_rows` rows, of which the last sees `written` tokens, and
+// widens its values if that pays. `next_page` is asked for meanwhile.
+BlockView OpenBlock(const AttentionSpan& span, const AttentionScratch& scratch, int block,
+                    const std::byte* page, const std::byte* next_page, int written, int num_rows) {
   const std::byte* value_page = page + PageHalfBytes(span.dtype, span.head_dim);
-  const std::byte* next_page = entry + 1 < span.end_entry ? span.pages[place + 1] : page;
   TransposeKeys(span.dtype, page, written, span.head_dim, scratch.values, scratch.keys,
                 {value_page, next_page});
-
-  // The first row whose position reaches the block.
-  const int first_row = (block_position - span.first_position) * span.group_heads - span.row_begin;
-  const int num_rows = span.row_end - span.row_begin;
-  int row = first_row > 0 ? first_row : 0;
-  int tiles = (num_rows - row + kQueryRows - 1) / kQueryRows;
-  const float* bias = span.biases == nullptr ? nullptr : span.biases[place];
-  BlockView block{block_position, bias, value_page, span.dtype};
+  BlockView view{block * kKeys, nullptr, value_page, span.dtype};
   const bool can_stay = PaddedHeadDim(span.head_dim) == span.head_dim;
-  if (!can_stay || (tiles > 1 && span.dtype != DType::kF32)) {
+  if (!can_stay || (num_rows > kQueryRows && span.dtype != DType::kF32)) {
     WidenValues(span.dtype, value_page, written, span.head_dim, scratch.values);
-    block.values = reinterpret_cast<const std::byte*>(scratch.values);
-    block.dtype = DType::kF32;
+    view.values = reinterpret_cast<const std::byte*>(scratch.values);
+    view.dtype = DType::kF32;
   }
-  for (; tiles > 0; --tiles) {  // of nearly equal height
-    const int rows = (num_rows - row + tiles - 1) / tiles;
+  return view;
+}
+
+// Rows [row, end) through an open block that all of them reach.
+void AttendOpenBlock(const AttentionSpan& span, const AttentionScratch& scratch,
+                     const BlockView& block, int row, int end) {
+  for (int tiles = (end - row + kQueryRows - 1) / kQueryRows; tiles > 0; --tiles) {
+    const int rows = (end - row + tiles - 1) / tiles;  // nearly equal heights
     AttendRows<kQueryRows>(span, scratch, block, row, rows);
     row += rows;
   }
+}
+
+// Tokens of a block that a position sees.
+AUGUR_INLINE int VisibleTokens(int position, int block) {
+  const int left = position - block * kKeys + 1;
+  return left < kKeys ? left : kKeys;
+}
+
+// All rows of the span that reach the entry's block.
+void AttendEntry(const AttentionSpan& span, const AttentionScratch& scratch, int entry) {
+  const int place = entry - span.first_entry;
+  const int block = BlockOf(span, entry);
+  const int last_position = span.first_position + (span.row_end - 1) / span.group_heads;
+  const std::byte* page = span.pages[place];
+  const std::byte* next_page = entry + 1 < span.end_entry ? span.pages[place + 1] : page;
+  // The first row whose position reaches the block.
+  const int reached = (block * kKeys - span.first_position) * span.group_heads - span.row_begin;
+  const int num_rows = span.row_end - span.row_begin;
+  const int row = reached > 0 ? reached : 0;
+  BlockView view = OpenBlock(span, scratch, block, page, next_page,
+                             VisibleTokens(last_position, block), num_rows - row);
+  if (span.biases != nullptr) view.bias = span.biases[place];
+  AttendOpenBlock(span, scratch, view, row, num_rows);
 }
 
 // total = total and then group, for rows that have both.

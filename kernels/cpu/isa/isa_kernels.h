@@ -52,6 +52,14 @@ inline constexpr int kMaxPanelColumns = 32;
 inline constexpr int kLinearScratchFloats =
     kLinearDepth * kMaxPanelColumns + kLinearMaxRows * kMaxPanelColumns;
 
+// The entries of one token of a span: as in AttentionSpan, from entry 0 on.
+struct AttentionTokenList {
+  const std::byte* const* pages = nullptr;
+  const int32_t* blocks = nullptr;
+  const float* const* biases = nullptr;
+  int num_entries = 0;  // all of them reach the token
+};
+
 // A part of paged attention: query rows [row_begin, row_end) of one segment and kv head over groups
 // [group_begin, group_end) of the list's entries. Query row i is head i % group_heads of the
 // segment's token i / group_heads.
@@ -60,8 +68,9 @@ struct AttentionSpan {
   float* out = nullptr;      // likewise
   // Entry first_entry comes first in each of these.
   const std::byte* const* pages = nullptr;
-  const int32_t* blocks = nullptr;       // null: entry e is block e
-  const float* const* biases = nullptr;  // may be null
+  const int32_t* blocks = nullptr;            // null: entry e is block e
+  const float* const* biases = nullptr;       // may be null
+  const AttentionTokenList* lists = nullptr;  // [tokens], for attend_lists
   float* states = nullptr;    // as `out`, of AttentionStateFloats a head; null: all in one call
   float* partials = nullptr;  // [group_end - group_begin][rows] states: takes the groups apart
   float* scratch = nullptr;   // AttentionScratchFloats(head_dim)
@@ -138,6 +147,9 @@ struct IsaKernels {
 
   void (*linear)(const LinearBlock& block);
   void (*attend)(const AttentionSpan& span);
+  // A span of tokens with a list each, all groups, in one call. A page that several lists hold is
+  // opened once for all of them.
+  void (*attend_lists)(const AttentionSpan& span);
   // The partial states of a span's rows over all its groups, merged into span.states and span.out.
   void (*merge_partials)(const AttentionSpan& span);
 

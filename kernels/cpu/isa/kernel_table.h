@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/isa/attention_body.h"
+#include "kernels/cpu/isa/attention_lists_body.h"
 #include "kernels/cpu/isa/compress_body.h"
 #include "kernels/cpu/isa/convert_body.h"
 #include "kernels/cpu/isa/elementwise_body.h"
@@ -21,6 +22,7 @@ constexpr IsaKernels kKernels = {
     .panel_columns = kPanelColumns,
     .linear = MultiplyBlock,
     .attend = AttendSpan,
+    .attend_lists = AttendLists,
     .merge_partials = MergePartials,
     .compress_window = CompressWindow,
     .score_blocks = ScoreBlocks,
