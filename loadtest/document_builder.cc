@@ -51,11 +51,18 @@ class Draft {
       jitter_.push_back(draw->Unit());
     }
     draw->Shuffle(&order_);
+  }
+
+  // Before anything is measured: in tokens, which bytes do not tell.
+  absl::Status FindLongestQuestion(const TokenCount& count) {
+    int64_t most = -1;
     for (size_t i = 0; i < asked_; ++i) {
-      if (facts_[i].question.size() > longest_question_.size()) {
-        longest_question_ = facts_[i].question;
-      }
+      const absl::StatusOr<int64_t> tokens = count(facts_[i].question);
+      if (!tokens.ok()) return tokens.status();
+      if (*tokens > most) longest_question_ = facts_[i].question;
+      most = std::max(most, *tokens);
     }
+    return absl::OkStatus();
   }
 
   // Fewer would put two facts side by side.
@@ -165,6 +172,8 @@ absl::StatusOr<Document> BuildDocument(const DocumentPlan& plan, const FillerTex
   if (!facts.ok()) return facts.status();
   Draft draft(plan, filler, *std::move(facts), &draw);
 
+  const absl::Status found = draft.FindLongestQuestion(count);
+  if (!found.ok()) return found;
   absl::StatusOr<Sized> least = Measure(&draft, draft.MinLines(), count);
   if (!least.ok()) return least.status();
   if (least->tokens > plan.length) {

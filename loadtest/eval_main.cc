@@ -37,7 +37,7 @@ struct EvalFlags {
 void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
   EvaluationOptions* options = &flags->options;
   app->add_option("--text", options->text_files, "UTF-8 files whose paragraphs fill the documents")
-      ->type_name("FILE...")
+      ->type_name("FILE")
       ->required();
   app->add_option("--length", options->length, "Tokens of a prompt, counted by the daemon")
       ->type_name("N")

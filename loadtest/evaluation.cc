@@ -17,6 +17,7 @@
 namespace augur::loadtest {
 namespace {
 
+// What no other run of this or any evaluation has.
 std::string NewSalt() {
   std::random_device device;
   return absl::StrFormat("augur-eval-%08x%08x", device(), device());
@@ -85,10 +86,12 @@ int CountRight(const std::vector<AskedQuestion>& asked) {
 }
 
 absl::Status AskDocuments(const EvaluationOptions& options, const std::vector<Document>& documents,
-                          const CompletionQuery& query, CompletionClient* client,
+                          CompletionQuery query, CompletionClient* client,
                           const ProgressLine& progress, PolicyRun* run) {
+  const std::string salt = NewSalt();
   for (size_t i = 0; i < documents.size(); ++i) {
     const auto start = std::chrono::steady_clock::now();
+    query.cache_salt = absl::StrCat(salt, "-", i);
     DocumentCalls calls(client, documents[i], query);
     const absl::Status status =
         calls.Ask(static_cast<int>(i), options.concurrency, &run->questions);
@@ -187,7 +190,6 @@ absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options
 absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
                          CompletionClient* client, const ProgressLine& progress,
                          Evaluation* evaluation) {
-  const std::string salt = NewSalt();
   std::set<v1::AttentionPolicy> refused;
   for (const RecallTask task : options.tasks) {
     for (const v1::AttentionPolicy policy : options.policies) {
@@ -195,7 +197,6 @@ absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTask
       CompletionQuery query;
       query.policy = policy;
       query.max_tokens = options.max_tokens;
-      query.cache_salt = absl::StrCat(salt, "-", PolicyName(policy));
       if (policy != v1::ATTENTION_POLICY_DENSE) query.top_k_blocks = options.top_k_blocks;
 
       PolicyRun run{task, policy, {}, std::nullopt};

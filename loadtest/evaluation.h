@@ -2,8 +2,8 @@
 // time.
 //
 // A document's first question is asked alone and warms the prefix cache; the others follow,
-// `concurrency` at a time. Every policy has a cache salt of its own that no other run has, so no
-// policy reads what another has computed, and a first question is always cold.
+// `concurrency` at a time. Every document of every run has a cache salt of its own, so no policy
+// reads what another has computed, and a first question is always cold.
 //
 // Thread: one thread calls; `concurrency` threads ask within AskPolicies. Ownership: the caller
 // keeps client, documents and results. Units: tokens, milliseconds. Failure: each function says.
