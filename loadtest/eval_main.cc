@@ -1,0 +1,232 @@
+// augur-eval: accuracy of attention policies on long-context tasks, against a running daemon.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "loadtest/attention_policies.h"
+#include "loadtest/completion_client.h"
+#include "loadtest/evaluation.h"
+#include "loadtest/evaluation_report.h"
+#include "loadtest/exit_status.h"
+#include "loadtest/metrics_scrape.h"
+#include "loadtest/stop_signals.h"
+
+// Set by the build.
+#ifndef AUGUR_VERSION
+#define AUGUR_VERSION "(unversioned build)"
+#endif
+
+namespace augur::loadtest {
+namespace {
+
+struct EvalFlags {
+  EvaluationOptions options;
+  std::vector<std::string> tasks = {"needle", "many-keys", "cities", "pairs"};
+  std::vector<std::string> policies = {"dense"};
+  int64_t top_k_blocks = 0;  // 0: not given
+  int64_t seed = 1;
+  int64_t max_tokens = 16;
+  std::string placement = "sentence";
+  std::string json;
+};
+
+void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
+  EvaluationOptions* options = &flags->options;
+  app->add_option("--text", options->text_files, "UTF-8 files whose paragraphs fill the documents")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("--length", options->length, "Tokens of a prompt, counted by the daemon")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{16}, int64_t{1} << 24))
+      ->capture_default_str();
+  app->add_option("--documents", options->documents, "Documents of each task")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  app->add_option("--questions", options->questions,
+                  "Questions about each document, and so facts in it; 1: a single fact")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  app->add_option("--distractors", options->distractors,
+                  "Facts of the same kind that nobody asks for, in each\ndocument of the tasks "
+                  "many-keys, cities and pairs")
+      ->type_name("N")
+      ->check(CLI::Range(0, 10'000))
+      ->capture_default_str();
+  app->add_option("--placement", flags->placement,
+                  "Where a fact stands: behind a sentence, or on a line of its own")
+      ->type_name("sentence|line")
+      ->capture_default_str();
+  app->add_option("--seed", flags->seed, "Fixes documents and questions")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 62).description(""))
+      ->capture_default_str();
+}
+
+void AddFlags(CLI::App* app, EvalFlags* flags) {
+  EvaluationOptions* options = &flags->options;
+  app->add_option("--address", options->address, "Address of augurd")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app->add_option("--metrics", options->metrics,
+                  "Where augurd exports metrics: adds bytes moved and re-use")
+      ->type_name("HOST:PORT");
+  AddPromptFlags(app, flags);
+  app->add_option("--tasks", flags->tasks, "Of needle, many-keys, cities, pairs")
+      ->type_name("NAME,...")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--policies", flags->policies, "Of dense, sparse, infinigen, forecast")
+      ->type_name("NAME,...")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--top-k-blocks", flags->top_k_blocks,
+                  "Blocks that a token attends to, for every policy but dense;\nthe daemon's "
+                  "choice unless given")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31).description(""));
+  app->add_option("--max-tokens", flags->max_tokens, "Tokens of an answer")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app->add_option("--concurrency", options->concurrency,
+                  "Questions at a time, after the first of each document")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--deadline", options->call_limit_s,
+                  "Give a question up after so many seconds; 0: never")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->capture_default_str();
+  app->add_option("--json", flags->json, "Write every question and answer to this file")
+      ->type_name("FILE");
+  app->footer(
+      "The table goes to standard output, progress to standard error.\n"
+      "Exit status: 0 fine; 1 a call failed; 2 bad command line, text or length; 3 done, but the\n"
+      "daemon refused a policy; 130 interrupted.");
+}
+
+int Fail(int status, const absl::Status& why) {
+  std::fprintf(stderr, "augur-eval: %s\n", std::string(why.message()).c_str());
+  return status;
+}
+
+// A failed call, told with its status: its message may be terse.
+int FailCall(const absl::Status& why) {
+  return Fail(kExitFailed, absl::UnknownError(absl::StrCat(absl::StatusCodeToString(why.code()),
+                                                           ": ", std::string(why.message()))));
+}
+
+absl::Status ResolveNames(EvalFlags* flags) {
+  EvaluationOptions* options = &flags->options;
+  for (const std::string& name : flags->tasks) {
+    const absl::StatusOr<RecallTask> task = TaskOf(name);
+    if (!task.ok()) return task.status();
+    options->tasks.push_back(*task);
+  }
+  for (const std::string& name : flags->policies) {
+    const absl::StatusOr<v1::AttentionPolicy> policy = PolicyOf(name);
+    if (!policy.ok()) return policy.status();
+    options->policies.push_back(*policy);
+  }
+  const absl::StatusOr<FactPlacement> placement = PlacementOf(flags->placement);
+  if (!placement.ok()) return placement.status();
+  options->placement = *placement;
+  options->seed = static_cast<uint64_t>(flags->seed);
+  options->max_tokens = static_cast<uint32_t>(flags->max_tokens);
+  if (flags->top_k_blocks > 0) options->top_k_blocks = static_cast<uint32_t>(flags->top_k_blocks);
+  return CheckOptions(*options);
+}
+
+// Also says early that the file cannot be written; an evaluation may take hours.
+bool WriteJson(const std::string& path, const std::string& text, std::ios::openmode mode) {
+  std::ofstream file(path, std::ios::binary | mode);
+  file << text;
+  file.close();
+  if (!file) std::fprintf(stderr, "augur-eval: --json: cannot write %s\n", path.c_str());
+  return static_cast<bool>(file);
+}
+
+int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient* client,
+             const StopSignals& signals) {
+  const EvaluationOptions& options = flags.options;
+  const ProgressLine progress = [](const std::string& line) {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  };
+  Evaluation evaluation;
+  absl::StatusOr<v1::GetModelResponse> model = client->GetModel();
+  if (!model.ok()) return FailCall(model.status());
+  evaluation.model = *std::move(model);
+  const absl::Status fits = CheckModel(options, evaluation.model);
+  if (!fits.ok()) return Fail(kExitUsage, fits);
+  if (!options.metrics.empty()) {
+    const auto page = ScrapeMetrics(options.metrics);
+    if (!page.ok()) return Fail(kExitFailed, page.status());
+  }
+  const absl::StatusOr<DocumentsOfTasks> documents = BuildDocuments(
+      options, filler, [client](const std::string& text) { return client->CountTokens(text); },
+      progress);
+  if (absl::IsOutOfRange(documents.status())) return Fail(kExitUsage, documents.status());
+  if (signals.stopped()) return kExitInterrupted;
+  if (!documents.ok()) return FailCall(documents.status());
+  if (!flags.json.empty() && !WriteJson(flags.json, "", std::ios::app)) return kExitUsage;
+
+  const absl::Status asked = AskPolicies(options, *documents, client, progress, &evaluation);
+  std::fputs(ReportText(evaluation).c_str(), stdout);
+  bool written = std::fflush(stdout) == 0;
+  if (!flags.json.empty()) {
+    written = WriteJson(flags.json, ReportJson(options, *documents, evaluation), std::ios::trunc) &&
+              written;
+  }
+  if (signals.stopped()) return kExitInterrupted;
+  if (!asked.ok()) return FailCall(asked);
+  if (!written) return kExitFailed;
+  return evaluation.refused.empty() ? kExitOk : kExitRefused;
+}
+
+int Run(EvalFlags flags) {
+  const absl::Status names = ResolveNames(&flags);
+  if (!names.ok()) return Fail(kExitUsage, names);
+  const absl::StatusOr<FillerText> filler = FillerText::Read(flags.options.text_files);
+  if (!filler.ok()) return Fail(kExitUsage, filler.status());
+
+  BlockStopSignals();
+  CompletionClient client(flags.options.address, flags.options.call_limit_s);
+  const StopSignals signals([&client] { client.Cancel(); });
+  const int status = Evaluate(flags, *filler, &client, signals);
+  if (status == kExitInterrupted) std::fputs("augur-eval: interrupted\n", stderr);
+  return status;
+}
+
+// Whether there is something to do; otherwise `status` is what to exit with.
+bool ParseFlags(CLI::App* app, int argc, char** argv, int* status) {
+  const auto parse = [&] {
+    CLI11_PARSE(*app, argc, argv);
+    return -1;
+  };
+  const int result = parse();
+  *status = result == 0 ? kExitOk : kExitUsage;
+  return result < 0;
+}
+
+}  // namespace
+}  // namespace augur::loadtest
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures how accurate attention policies are on long-context tasks.", "augur-eval");
+  app.set_version_flag("--version", "augur-eval " AUGUR_VERSION);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return absl::StrCat("augur-eval: ", error.what(), " (see augur-eval --help)\n");
+  });
+  augur::loadtest::EvalFlags flags;
+  augur::loadtest::AddFlags(&app, &flags);
+  int status = 0;
+  if (!augur::loadtest::ParseFlags(&app, argc, argv, &status)) return status;
+  return augur::loadtest::Run(std::move(flags));
+}

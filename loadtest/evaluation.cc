@@ -1,0 +1,224 @@
+#include "loadtest/evaluation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "loadtest/attention_policies.h"
+#include "loadtest/exact_match.h"
+#include "loadtest/metrics_scrape.h"
+
+namespace augur::loadtest {
+namespace {
+
+// What no other run of this or any evaluation has.
+std::string NewSalt() {
+  std::random_device device;
+  return absl::StrFormat("augur-eval-%08x%08x", device(), device());
+}
+
+// One document under one policy.
+class DocumentCalls {
+ public:
+  DocumentCalls(CompletionClient* client, const Document& document, CompletionQuery query)
+      : client_(client), document_(document), query_(std::move(query)) {}
+
+  // Appends the answers in the order of the questions.
+  absl::Status Ask(int number, int concurrency, std::vector<AskedQuestion>* asked) {
+    answers_.assign(document_.questions.size(), absl::UnknownError("not asked"));
+    AskOne(0);
+    const size_t rest = answers_.size() - 1;
+    if (answers_[0].ok() && rest > 0) {
+      std::vector<std::thread> askers;
+      for (size_t i = 1; i < std::min(static_cast<size_t>(concurrency), rest); ++i) {
+        askers.emplace_back([this] { AskRest(); });
+      }
+      AskRest();
+      for (std::thread& asker : askers) asker.join();
+    }
+    for (size_t i = 0; i < answers_.size(); ++i) {
+      if (!answers_[i].ok()) return FirstFailure();
+      const bool exact = IsExactMatch(answers_[i]->text, document_.questions[i].answer);
+      asked->push_back({number, static_cast<int>(i), i == 0, exact, *std::move(answers_[i])});
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  void AskOne(size_t index) {
+    CompletionQuery query = query_;
+    query.prompt = document_.text + document_.questions[index].text;
+    answers_[index] = client_->Complete(query);
+    if (!answers_[index].ok()) failed_.store(true);
+  }
+
+  void AskRest() {
+    for (size_t i = next_++; i < answers_.size() && !failed_.load(); i = next_++) AskOne(i);
+  }
+
+  absl::Status FirstFailure() const {
+    for (const auto& answer : answers_) {
+      if (!answer.ok() && !absl::IsUnknown(answer.status())) return answer.status();
+    }
+    for (const auto& answer : answers_) {
+      if (!answer.ok() && answer.status().message() != "not asked") return answer.status();
+    }
+    return absl::UnknownError("no question was answered");
+  }
+
+  CompletionClient* const client_;
+  const Document& document_;
+  const CompletionQuery query_;
+  std::vector<absl::StatusOr<CompletionAnswer>> answers_;  // one writer each
+  std::atomic<size_t> next_{1};
+  std::atomic<bool> failed_{false};
+};
+
+int CountRight(const std::vector<AskedQuestion>& asked) {
+  return static_cast<int>(
+      std::count_if(asked.begin(), asked.end(), [](const auto& one) { return one.exact; }));
+}
+
+absl::Status AskDocuments(const EvaluationOptions& options, const std::vector<Document>& documents,
+                          CompletionQuery query, CompletionClient* client,
+                          const ProgressLine& progress, PolicyRun* run) {
+  const std::string salt = NewSalt();
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    query.cache_salt = absl::StrCat(salt, "-", i);
+    DocumentCalls calls(client, documents[i], query);
+    const absl::Status status =
+        calls.Ask(static_cast<int>(i), options.concurrency, &run->questions);
+    if (!status.ok()) return status;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    progress(absl::StrFormat("%s %s: document %d of %d in %.1f s, %d of %d right so far",
+                             TaskName(run->task), PolicyName(run->policy), i + 1, documents.size(),
+                             took.count(), CountRight(run->questions), run->questions.size()));
+  }
+  return absl::OkStatus();
+}
+
+// The page, or nothing where it is not wanted or not to be had.
+std::optional<std::vector<PrometheusSample>> LookAtMetrics(const EvaluationOptions& options,
+                                                           const ProgressLine& progress) {
+  if (options.metrics.empty()) return std::nullopt;
+  absl::StatusOr<std::vector<PrometheusSample>> page = ScrapeMetrics(options.metrics);
+  if (page.ok()) return *std::move(page);
+  progress(absl::StrCat("no metrics for this run: ", std::string(page.status().message())));
+  return std::nullopt;
+}
+
+template <typename T>
+const T* FindRepeated(const std::vector<T>& values) {
+  std::set<T> seen;
+  for (const T& value : values) {
+    if (!seen.insert(value).second) return &value;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const std::vector<std::string>& WatchedCounters() {
+  static const auto* const kNames =
+      new std::vector<std::string>{"augur_transfer_bytes_total", "augur_kv_reused_blocks_total",
+                                   "augur_kv_chosen_blocks_total", "augur_prefetch_blocks_total"};
+  return *kNames;
+}
+
+absl::Status CheckOptions(const EvaluationOptions& options) {
+  if (const RecallTask* task = FindRepeated(options.tasks)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tasks: ", TaskName(*task), " is given twice, at most once"));
+  }
+  if (const v1::AttentionPolicy* policy = FindRepeated(options.policies)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--policies: ", PolicyName(*policy), " is given twice, at most once"));
+  }
+  for (const RecallTask task : options.tasks) {
+    const int facts = options.questions + (HasDistractors(task) ? options.distractors : 0);
+    if (facts > MaxFacts(task)) {
+      return absl::InvalidArgumentError(absl::StrCat("--questions and --distractors: ", facts,
+                                                     " facts in a document of task ",
+                                                     TaskName(task), ", at most ", MaxFacts(task)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const EvaluationOptions& options, const v1::GetModelResponse& model) {
+  if (!model.text()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--address: ", options.address, " serves no text, it has no tokenizer"));
+  }
+  if (options.length + options.max_tokens > model.max_context()) {
+    return absl::InvalidArgumentError(absl::StrCat("--length: ", options.length, " tokens with ",
+                                                   options.max_tokens, " of --max-tokens, at most ",
+                                                   model.max_context(), " fit ", model.model()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options,
+                                                const FillerText& filler, const TokenCount& count,
+                                                const ProgressLine& progress) {
+  DocumentsOfTasks all;
+  for (const RecallTask task : options.tasks) {
+    progress(absl::StrCat("making ", options.documents, " documents of task ", TaskName(task)));
+    for (int number = 0; number < options.documents; ++number) {
+      absl::StatusOr<Document> document = BuildDocument({.task = task,
+                                                         .length = options.length,
+                                                         .questions = options.questions,
+                                                         .distractors = options.distractors,
+                                                         .placement = options.placement,
+                                                         .seed = options.seed,
+                                                         .number = number},
+                                                        filler, count);
+      if (!document.ok()) return document.status();
+      all[task].push_back(*std::move(document));
+    }
+  }
+  return all;
+}
+
+absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
+                         CompletionClient* client, const ProgressLine& progress,
+                         Evaluation* evaluation) {
+  std::set<v1::AttentionPolicy> refused;
+  for (const RecallTask task : options.tasks) {
+    for (const v1::AttentionPolicy policy : options.policies) {
+      if (refused.count(policy) != 0) continue;
+      CompletionQuery query;
+      query.policy = policy;
+      query.max_tokens = options.max_tokens;
+      if (policy != v1::ATTENTION_POLICY_DENSE) query.top_k_blocks = options.top_k_blocks;
+
+      PolicyRun run{task, policy, {}, std::nullopt};
+      const auto before = LookAtMetrics(options, progress);
+      const absl::Status status =
+          AskDocuments(options, documents.at(task), query, client, progress, &run);
+      if (absl::IsFailedPrecondition(status)) {
+        const std::string message(status.message());
+        progress(absl::StrCat(PolicyName(policy),
+                              " is left out, refused with FAILED_PRECONDITION: ", message));
+        refused.insert(policy);
+        evaluation->refused.push_back({policy, message});
+        continue;
+      }
+      if (!status.ok()) return status;
+      const auto after = before ? LookAtMetrics(options, progress) : std::nullopt;
+      if (after) run.counters = CounterGrowth(*before, *after, WatchedCounters());
+      evaluation->runs.push_back(std::move(run));
+    }
+  }
+  evaluation->complete = true;
+  return absl::OkStatus();
+}
+
+}  // namespace augur::loadtest

@@ -1,0 +1,213 @@
+#include "loadtest/evaluation_report.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "loadtest/attention_policies.h"
+#include "loadtest/report_table.h"
+#include "nlohmann/json.hpp"
+
+namespace augur::loadtest {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;  // of the JSON; grows when a reader of the old one would be wrong
+
+const PolicyRun* DenseRun(const Evaluation& evaluation, RecallTask task) {
+  for (const PolicyRun& run : evaluation.runs) {
+    if (run.task == task && run.policy == v1::ATTENTION_POLICY_DENSE) return &run;
+  }
+  return nullptr;
+}
+
+std::vector<bool> RightOnes(const PolicyRun& run) {
+  std::vector<bool> right;
+  for (const AskedQuestion& asked : run.questions) right.push_back(asked.exact);
+  return right;
+}
+
+std::string FormatInterval(const Interval& interval) {
+  return absl::StrFormat("%.3f..%.3f", interval.low, interval.high);
+}
+
+std::string FormatSigned(const Interval& interval) {
+  return absl::StrCat(FormatDifference(interval.low), "..", FormatDifference(interval.high));
+}
+
+// `format` of the value, or "-".
+template <typename Format>
+std::string OrUnknown(const std::optional<double>& value, Format format) {
+  return value ? format(*value) : kUnknown;
+}
+
+template <typename T>
+Json OrNull(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
+std::string RunsTable(const Evaluation& evaluation) {
+  ReportTable table({"task", "policy", "n", "exact", "95 %", "to dense", "95 % paired",
+                     "first cold", "first warm", "tokens/s", "moved", "re-use"},
+                    2);
+  for (const PolicyRun& run : evaluation.runs) {
+    const RunSummary summary = Summarize(run, DenseRun(evaluation, run.task));
+    const auto& to_dense = summary.to_dense;
+    table.AddRow({TaskName(run.task), PolicyName(run.policy), absl::StrCat(summary.n),
+                  FormatShare(static_cast<double>(summary.right) / static_cast<double>(summary.n)),
+                  FormatInterval(summary.interval),
+                  to_dense ? FormatDifference(to_dense->difference) : kUnknown,
+                  to_dense ? FormatSigned(to_dense->interval) : kUnknown,
+                  FormatMilliseconds(summary.cold_first_token_ms),
+                  OrUnknown(summary.warm_first_token_ms, FormatMilliseconds),
+                  OrUnknown(summary.tokens_per_second,
+                            [](double value) { return absl::StrFormat("%.0f", value); }),
+                  OrUnknown(summary.moved_bytes, FormatBytes),
+                  OrUnknown(summary.reused_share, FormatShare)});
+  }
+  return table.Text();
+}
+
+// Empty where the daemon has none of the counters.
+std::string CountersTable(const Evaluation& evaluation) {
+  ReportTable table({"task", "policy", "counter", "growth"}, 3);
+  bool any = false;
+  for (const PolicyRun& run : evaluation.runs) {
+    if (!run.counters) continue;
+    for (const auto& [sample, growth] : run.counters->samples()) {
+      any = true;
+      table.AddRow(
+          {TaskName(run.task), PolicyName(run.policy), sample, absl::StrFormat("%.0f", growth)});
+    }
+  }
+  return any ? "\n" + table.Text() : "";
+}
+
+Json OptionsJson(const EvaluationOptions& options) {
+  return {{"address", options.address},
+          {"metrics", options.metrics},
+          {"text", options.text_files},
+          {"length", options.length},
+          {"documents", options.documents},
+          {"questions", options.questions},
+          {"distractors", options.distractors},
+          {"placement", options.placement == FactPlacement::kLine ? "line" : "sentence"},
+          {"seed", options.seed},
+          {"top_k_blocks", OrNull(options.top_k_blocks)},
+          {"concurrency", options.concurrency},
+          {"max_tokens", options.max_tokens}};
+}
+
+Json SummaryJson(const RunSummary& summary) {
+  Json json = {{"n", summary.n},
+               {"right", summary.right},
+               {"wilson_95", {summary.interval.low, summary.interval.high}},
+               {"cold_first_token_ms", summary.cold_first_token_ms},
+               {"warm_first_token_ms", OrNull(summary.warm_first_token_ms)},
+               {"tokens_per_second", OrNull(summary.tokens_per_second)},
+               {"moved_bytes", OrNull(summary.moved_bytes)},
+               {"reused_share", OrNull(summary.reused_share)},
+               {"to_dense", nullptr}};
+  if (const auto& to_dense = summary.to_dense) {
+    json["to_dense"] = {{"difference", to_dense->difference},
+                        {"gained", to_dense->gained},
+                        {"lost", to_dense->lost},
+                        {"agresti_min_95", {to_dense->interval.low, to_dense->interval.high}}};
+  }
+  return json;
+}
+
+Json QuestionJson(const PolicyRun& run, const AskedQuestion& asked, const Question& question) {
+  return {{"task", TaskName(run.task)},
+          {"policy", PolicyName(run.policy)},
+          {"document", asked.document},
+          {"question", asked.question},
+          {"depth", question.depth},
+          {"text", question.text},
+          {"answer", question.answer},
+          {"completion", asked.answer.text},
+          {"exact", asked.exact},
+          {"cold", asked.cold},
+          {"prompt_tokens", asked.answer.prompt_tokens},
+          {"cached_tokens", asked.answer.cached_tokens},
+          {"completion_tokens", asked.answer.completion_tokens},
+          {"first_token_ms", asked.answer.first_token_ms},
+          {"total_ms", asked.answer.total_ms}};
+}
+
+}  // namespace
+
+RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense) {
+  RunSummary summary;
+  std::vector<double> cold;
+  std::vector<double> warm;
+  double tokens = 0;
+  double seconds = 0;
+  for (const AskedQuestion& asked : run.questions) {
+    const CompletionAnswer& answer = asked.answer;
+    summary.right += asked.exact ? 1 : 0;
+    (asked.cold ? cold : warm).push_back(answer.first_token_ms);
+    if (answer.completion_tokens > 1) {
+      tokens += answer.completion_tokens - 1;
+      seconds += (answer.total_ms - answer.first_token_ms) / 1000;
+    }
+  }
+  summary.n = static_cast<int64_t>(run.questions.size());
+  summary.interval = WilsonInterval(summary.right, summary.n);
+  if (dense != nullptr && dense != &run) {
+    summary.to_dense = ComparePaired(RightOnes(run), RightOnes(*dense));
+  }
+  summary.cold_first_token_ms = Median(std::move(cold));
+  if (!warm.empty()) summary.warm_first_token_ms = Median(std::move(warm));
+  if (seconds > 0) summary.tokens_per_second = tokens / seconds;
+  if (run.counters) {
+    summary.moved_bytes = run.counters->Sum("augur_transfer_bytes_total");
+    const std::optional<double> reused = run.counters->Sum("augur_kv_reused_blocks_total");
+    const std::optional<double> chosen = run.counters->Sum("augur_kv_chosen_blocks_total");
+    if (reused && chosen && *chosen > 0) summary.reused_share = *reused / *chosen;
+  }
+  return summary;
+}
+
+std::string ReportText(const Evaluation& evaluation) {
+  std::string text = RunsTable(evaluation) + CountersTable(evaluation);
+  for (const Refusal& refusal : evaluation.refused) {
+    absl::StrAppend(&text, "\n", PolicyName(refusal.policy),
+                    " is not in the table, the daemon refused it: ", refusal.message, "\n");
+  }
+  if (!evaluation.complete) text += "\nThe evaluation did not come to its end.\n";
+  return text;
+}
+
+std::string ReportJson(const EvaluationOptions& options, const DocumentsOfTasks& documents,
+                       const Evaluation& evaluation) {
+  Json refused = Json::array();
+  for (const Refusal& refusal : evaluation.refused) {
+    refused.push_back({{"policy", PolicyName(refusal.policy)}, {"message", refusal.message}});
+  }
+  Json runs = Json::array();
+  for (const PolicyRun& run : evaluation.runs) {
+    Json one = {{"task", TaskName(run.task)}, {"policy", PolicyName(run.policy)}};
+    one["summary"] = SummaryJson(Summarize(run, DenseRun(evaluation, run.task)));
+    one["counters"] = run.counters ? Json(run.counters->samples()) : Json();
+    one["questions"] = Json::array();
+    for (const AskedQuestion& asked : run.questions) {
+      const Document& document = documents.at(run.task)[static_cast<size_t>(asked.document)];
+      one["questions"].push_back(
+          QuestionJson(run, asked, document.questions[static_cast<size_t>(asked.question)]));
+    }
+    runs.push_back(std::move(one));
+  }
+  const Json json = {{"augur_eval_format", kFormat},
+                     {"model", evaluation.model.model()},
+                     {"daemon_version", evaluation.model.version()},
+                     {"max_context", evaluation.model.max_context()},
+                     {"options", OptionsJson(options)},
+                     {"complete", evaluation.complete},
+                     {"refused", std::move(refused)},
+                     {"runs", std::move(runs)}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace augur::loadtest

@@ -1,0 +1,150 @@
+// What rows say about runs, how the table lines up, and which options are refused before anything
+// is asked.
+#include "loadtest/evaluation_report.h"
+
+#include <gtest/gtest.h>
+
+#include "loadtest/attention_policies.h"
+#include "loadtest/report_table.h"
+#include "nlohmann/json.hpp"
+
+namespace augur::loadtest {
+namespace {
+
+AskedQuestion Asked(int document, int question, bool exact, double first_ms) {
+  AskedQuestion asked;
+  asked.document = document;
+  asked.question = question;
+  asked.cold = question == 0;
+  asked.exact = exact;
+  asked.answer.text = " Oslo.";
+  asked.answer.completion_tokens = 5;
+  asked.answer.first_token_ms = first_ms;
+  asked.answer.total_ms = first_ms + 20;
+  return asked;
+}
+
+Evaluation TwoRuns() {
+  Evaluation evaluation;
+  PolicyRun dense{RecallTask::kCities, v1::ATTENTION_POLICY_DENSE, {}, std::nullopt};
+  dense.questions = {Asked(0, 0, true, 900), Asked(0, 1, true, 30), Asked(1, 0, true, 1100),
+                     Asked(1, 1, false, 50)};
+  PolicyRun sparse = dense;
+  sparse.policy = v1::ATTENTION_POLICY_SPARSE;
+  sparse.questions[0].exact = false;
+  sparse.counters = CounterGrowth({},
+                                  {{"augur_transfer_bytes_total", {{"kind", "fetch"}}, 2048},
+                                   {"augur_kv_reused_blocks_total", {}, 3},
+                                   {"augur_kv_chosen_blocks_total", {}, 4}},
+                                  WatchedCounters());
+  evaluation.runs = {dense, sparse};
+  evaluation.refused = {{v1::ATTENTION_POLICY_FORECAST, "not here"}};
+  evaluation.complete = true;
+  return evaluation;
+}
+
+TEST(Summarize, PartsColdFromWarmAndComparesWithDense) {
+  const Evaluation evaluation = TwoRuns();
+  const RunSummary dense = Summarize(evaluation.runs[0], &evaluation.runs[0]);
+  EXPECT_EQ(dense.n, 4);
+  EXPECT_EQ(dense.right, 3);
+  EXPECT_FALSE(dense.to_dense);
+  EXPECT_EQ(dense.cold_first_token_ms, 1000);
+  EXPECT_EQ(dense.warm_first_token_ms, 40);
+  EXPECT_NEAR(*dense.tokens_per_second, 200, 1e-9);  // 4 tokens in 20 ms each
+  EXPECT_FALSE(dense.moved_bytes);
+  const RunSummary sparse = Summarize(evaluation.runs[1], &evaluation.runs[0]);
+  ASSERT_TRUE(sparse.to_dense);
+  EXPECT_EQ(sparse.to_dense->difference, -0.25);
+  EXPECT_EQ(sparse.to_dense->lost, 1);
+  EXPECT_EQ(sparse.moved_bytes, 2048);
+  EXPECT_EQ(sparse.reused_share, 0.75);
+}
+
+TEST(ReportText, HasARowForEachRunAndNamesRefusals) {
+  const std::string text = ReportText(TwoRuns());
+  EXPECT_NE(text.find("\ncities  dense   4  0.750"), std::string::npos) << text;
+  EXPECT_NE(text.find("\ncities  sparse  4  0.500"), std::string::npos) << text;
+  EXPECT_NE(text.find("  2.0 KiB   0.750\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("augur_transfer_bytes_total{kind=\"fetch\"}"), std::string::npos) << text;
+  EXPECT_NE(text.find("forecast is not in the table, the daemon refused it: not here"),
+            std::string::npos)
+      << text;
+}
+
+TEST(ReportJson, HoldsEveryQuestion) {
+  const Document document = {"text", {{"\nQ1", "Oslo", 0.1}, {"\nQ2", "Lima", 0.9}}, 7};
+  const DocumentsOfTasks documents = {{RecallTask::kCities, {document, document}}};
+  const auto json =
+      nlohmann::json::parse(ReportJson(EvaluationOptions(), documents, TwoRuns()), nullptr, false);
+  ASSERT_TRUE(json.is_object());
+  EXPECT_EQ(json["refused"][0]["policy"], "forecast");
+  ASSERT_EQ(json["runs"].size(), 2u);
+  EXPECT_EQ(json["runs"][1]["summary"]["to_dense"]["lost"], 1);
+  EXPECT_TRUE(json["runs"][0]["counters"].is_null());
+  const auto& question = json["runs"][1]["questions"][3];
+  EXPECT_EQ(question["policy"], "sparse");
+  EXPECT_EQ(question["answer"], "Lima");
+  EXPECT_EQ(question["completion"], " Oslo.");
+  EXPECT_EQ(question["first_token_ms"], 50);
+}
+
+TEST(ReportTable, LinesUp) {
+  ReportTable table({"name", "n"}, 1);
+  table.AddRow({"a", "1000"});
+  table.AddRow({"longer", "2"});
+  EXPECT_EQ(table.Text(), "name       n\na       1000\nlonger     2\n");
+}
+
+TEST(ReportTable, NumbersForPeople) {
+  EXPECT_EQ(FormatShare(0.9583), "0.958");
+  EXPECT_EQ(FormatDifference(-0.0), "+0.000");
+  EXPECT_EQ(FormatDifference(-0.0251), "-0.025");
+  EXPECT_EQ(FormatMilliseconds(0.84), "0.8 ms");
+  EXPECT_EQ(FormatMilliseconds(42.2), "42 ms");
+  EXPECT_EQ(FormatMilliseconds(3120), "3.1 s");
+  EXPECT_EQ(FormatBytes(512), "512 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(3.0 * (1 << 30)), "3.0 GiB");
+}
+
+TEST(AttentionPolicies, NamesAreThoseOfTheApi) {
+  EXPECT_EQ(*PolicyOf("dense"), v1::ATTENTION_POLICY_DENSE);
+  EXPECT_EQ(*PolicyOf("forecast"), v1::ATTENTION_POLICY_FORECAST);
+  EXPECT_EQ(PolicyName(v1::ATTENTION_POLICY_INFINIGEN), "infinigen");
+  EXPECT_EQ(PolicyOf("unspecified").status().message().find("--policies: \"unspecified\" is no"),
+            0u);
+}
+
+TEST(CheckOptions, RefusesDoublesAndTooManyFacts) {
+  EvaluationOptions options;
+  options.tasks = {RecallTask::kCities};
+  options.policies = {v1::ATTENTION_POLICY_DENSE};
+  EXPECT_TRUE(CheckOptions(options).ok());
+  options.questions = 30;
+  EXPECT_EQ(CheckOptions(options).message(),
+            "--questions and --distractors: 50 facts in a document of task cities, at most 35");
+  options.questions = 10;
+  options.tasks = {RecallTask::kNeedle, RecallTask::kNeedle};
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions(options)));
+  options.tasks = {RecallTask::kNeedle};
+  options.policies = {v1::ATTENTION_POLICY_DENSE, v1::ATTENTION_POLICY_DENSE};
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions(options)));
+}
+
+TEST(CheckModel, LengthAndAnswerMustFitTheContext) {
+  EvaluationOptions options;
+  options.length = 8177;
+  v1::GetModelResponse model;
+  model.set_model("m");
+  model.set_max_context(8192);
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckModel(options, model)));  // no text
+  model.set_text(true);
+  EXPECT_EQ(CheckModel(options, model).message(),
+            "--length: 8177 tokens with 16 of --max-tokens, at most 8192 fit m");
+  options.length = 8176;
+  EXPECT_TRUE(CheckModel(options, model).ok());
+}
+
+}  // namespace
+}  // namespace augur::loadtest
