@@ -1,13 +1,16 @@
 #include "memory/kv_memory.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::memory {
 
-absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend* backend,
-                                                           const KvMemoryOptions& options) {
+absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
+    kernels::Backend* backend, const KvMemoryOptions& options,
+    std::unique_ptr<TransferEngine> transfers) {
   std::unique_ptr<KvMemory> memory(new KvMemory(backend, options));
   KvPools& pools = memory->pools_;
   const KvLayout& layout = options.layout;
@@ -22,7 +25,8 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend* bac
                                            groups * layout.page_bytes, &pools.host));
     AUGUR_RETURN_IF_ERROR(memory->Allocate("compressed keys of the host pool", "host_kv_bytes",
                                            groups * layout.key_bytes, &pools.host_keys));
-    memory->transfers_ = std::make_unique<CopyThreads>(options.copies);
+    if (transfers == nullptr) transfers = std::make_unique<CopyThreads>(options.copies);
+    memory->transfers_ = std::move(transfers);
   }
   memory->store_.emplace(pools, memory->transfers_.get(), options.page_check);
   return memory;

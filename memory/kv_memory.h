@@ -28,8 +28,10 @@ struct KvMemoryOptions {
 
 class KvMemory {
  public:
-  static absl::StatusOr<std::unique_ptr<KvMemory>> Create(kernels::Backend* backend,
-                                                          const KvMemoryOptions& options);
+  // `transfers`: what moves the pages; null: copy threads as in the options.
+  static absl::StatusOr<std::unique_ptr<KvMemory>> Create(
+      kernels::Backend* backend, const KvMemoryOptions& options,
+      std::unique_ptr<TransferEngine> transfers = nullptr);
   ~KvMemory();
   KvMemory(const KvMemory&) = delete;
   KvMemory& operator=(const KvMemory&) = delete;

@@ -51,6 +51,37 @@ double FetchedPages(const memory::ResidencyStats& stats) {
   return pages;
 }
 
+// What the layer worker asks of a transfer engine, in order.
+class LoggedTransfers final : public memory::TransferEngine {
+ public:
+  struct Event {
+    bool submit = false;  // else: wait
+    memory::TransferKind kind = memory::TransferKind::kCount;
+    memory::Ticket ticket = memory::kNoTicket;
+  };
+
+  explicit LoggedTransfers(std::vector<Event>* log) : log_(log) {}
+
+  memory::Ticket Submit(memory::TransferKind kind,
+                        std::span<const memory::PageCopy> copies) override {
+    const memory::Ticket ticket = threads_.Submit(kind, copies);
+    log_->push_back({true, kind, ticket});
+    return ticket;
+  }
+  bool CanSubmit(size_t num_copies) const override { return threads_.CanSubmit(num_copies); }
+  bool Done(memory::Ticket ticket) override { return threads_.Done(ticket); }
+  void Wait(memory::Ticket ticket) override {
+    log_->push_back({false, memory::TransferKind::kCount, ticket});
+    threads_.Wait(ticket);
+  }
+  void Cancel(memory::Ticket ticket) override { threads_.Cancel(ticket); }
+  memory::TransferStats Stats() const override { return threads_.Stats(); }
+
+ private:
+  memory::CopyThreads threads_{memory::CopyThreadsOptions{}};
+  std::vector<Event>* const log_;
+};
+
 class OverlapTest : public testing::Test {
  protected:
   OverlapTest() {
@@ -164,6 +195,37 @@ class OverlapTest : public testing::Test {
 TEST_F(OverlapTest, PrefetchHidesUniformMisses) { EXPECT_GE(Hidden(Misses::kUniform), 0.95); }
 
 TEST_F(OverlapTest, PrefetchHidesNaturalMisses) { EXPECT_GE(Hidden(Misses::kNatural), 0.85); }
+
+// Of each layer: the copies for the next one are asked for before it waits for its own.
+TEST_F(OverlapTest, TheNextLayersCopiesAreUnderWayBeforeALayerWaits) {
+  std::vector<LoggedTransfers::Event> log;
+  ModelDriver model(Options(true, 0), std::make_unique<LoggedTransfers>(&log));
+  const AttentionChoice choice{.prefill = AttentionPolicy::kForecast,
+                               .decode = AttentionPolicy::kForecast,
+                               .budget = kBudget};
+  auto sequence = model.Start(prompt_, 10, choice, Residency::kTiered);
+  model.Prefill(&sequence, 512);
+  model.Decode(&sequence, 2);
+  DropChosen(&model, sequence);
+  log.clear();
+  model.Decode(&sequence, 1);
+  std::erase_if(log, [](const LoggedTransfers::Event& event) {
+    return event.submit && event.kind == memory::TransferKind::kSpill;
+  });
+  // submit(1), submit(2), wait(1), submit(3), wait(2), ..., submit(L - 1), wait(L - 2), wait(L - 1)
+  ASSERT_EQ(log.size(), 2u * (kLayers - 1));
+  std::vector<memory::Ticket> submitted;
+  for (size_t i = 0; i < log.size(); ++i) {
+    const bool expect_submit = i == 0 || (i % 2 == 1 && i + 1 < log.size());
+    ASSERT_EQ(log[i].submit, expect_submit) << "event " << i;
+    if (log[i].submit) {
+      EXPECT_EQ(log[i].kind, memory::TransferKind::kPrefetch);
+      submitted.push_back(log[i].ticket);
+    } else {
+      EXPECT_EQ(log[i].ticket, submitted.at((i - 1) / 2)) << "event " << i;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace augur::engine

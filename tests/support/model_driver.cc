@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "engine/batcher.h"
 #include "engine/model/checkpoint.h"
@@ -27,7 +28,8 @@ std::vector<memory::BlockKey> KeysOf(const std::vector<int32_t>& tokens, int blo
 
 }  // namespace
 
-ModelDriver::ModelDriver(const ModelDriverOptions& options)
+ModelDriver::ModelDriver(const ModelDriverOptions& options,
+                         std::unique_ptr<memory::TransferEngine> transfers)
     : options_(options), backend_(kernels::MakeCpuBackend({.num_threads = options.threads})) {
   const auto config = engine::LoadModelConfig(options.folder);
   AUGUR_CHECK(config.ok());
@@ -54,7 +56,7 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options)
                     .fetch_blocks = options.staging_blocks});
   plan.copies = options.copies;
   plan.page_check = options.page_check;
-  auto kv = memory::KvMemory::Create(backend_.get(), plan);
+  auto kv = memory::KvMemory::Create(backend_.get(), plan, std::move(transfers));
   AUGUR_CHECK(kv.ok());
   kv_ = *std::move(kv);
   auto runner = engine::TransformerRunner::Create(

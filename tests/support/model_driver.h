@@ -37,7 +37,9 @@ struct ModelDriverOptions {
 
 class ModelDriver {
  public:
-  explicit ModelDriver(const ModelDriverOptions& options);
+  // `transfers` as in KvMemory::Create.
+  explicit ModelDriver(const ModelDriverOptions& options,
+                       std::unique_ptr<memory::TransferEngine> transfers = nullptr);
 
   struct Sequence {
     memory::SequenceId id = 0;
