@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "kernels/dtype.h"
 #include "memory/copy_threads.h"
@@ -15,6 +16,9 @@ enum class ResidencyMode {
   kTiered,  // the truth in the host pool, the device a cache of it
   kAuto,    // the device while it lasts; then sequences that select move to the host
 };
+
+std::string NameOf(ResidencyMode mode);  // "device", "tiered", "auto"
+std::optional<ResidencyMode> ResidencyNamed(const std::string& name);
 
 struct KvOptions {
   ResidencyMode residency = ResidencyMode::kDevice;

@@ -188,8 +188,35 @@ grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerCont
   return reactor;
 }
 
+namespace {
+
+void DescribeKv(const ServedModel& model, v1::KvInfo* kv) {
+  const KvDescription& known = model.deployment.kv;
+  const engine::EngineStats& stats = *model.engine_stats;
+  kv->set_residency(known.residency);
+  kv->set_page_bytes(static_cast<uint64_t>(known.page_bytes));
+  kv->set_slots(static_cast<uint32_t>(known.slots));
+  kv->set_full_context(known.full_context);
+  const auto add = [kv](const char* tier, int64_t bytes, int64_t held, int64_t cached,
+                        int64_t free) {
+    v1::KvPool* pool = kv->add_pools();
+    pool->set_tier(tier);
+    pool->set_unit_bytes(static_cast<uint64_t>(bytes));
+    pool->set_total(static_cast<uint64_t>(held + cached + free));
+    pool->set_held(static_cast<uint64_t>(held));
+    pool->set_cached(static_cast<uint64_t>(cached));
+    pool->set_free(static_cast<uint64_t>(free));
+  };
+  add("device", known.frame_bytes, stats.blocks_held, stats.blocks_cached, stats.blocks_free);
+  if (stats.host_blocks_total == 0) return;
+  add("host", known.host_block_bytes, stats.host_blocks_held, stats.host_blocks_cached,
+      stats.host_blocks_free);
+}
+
+}  // namespace
+
 grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContext* context,
-                                                      const v1::GetModelRequest* /*request*/,
+                                                      const v1::GetModelRequest* request,
                                                       v1::GetModelResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const ServedModel* model = model_.load();
@@ -212,6 +239,7 @@ grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContex
     response->add_policies(WireOf(policy));
   }
   response->set_version(deployment.version);
+  if (request->kv()) DescribeKv(*model, response->mutable_kv());
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

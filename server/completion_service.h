@@ -18,6 +18,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "memory/base/clock.h"
 #include "server/completion_stream.h"
+#include "engine/engine_stats.h"
 #include "server/deployment.h"
 #include "server/front_stats.h"
 #include "server/router.h"
@@ -34,6 +35,7 @@ inline constexpr int kMaxDetokenizeIds = 1 << 20;
 struct ServedModel {
   Deployment deployment;
   const engine::Tokenizer* tokenizer = nullptr;  // null: token ids only
+  const engine::EngineStats* engine_stats = nullptr;
   Router* router = nullptr;
   TextIntake* intake = nullptr;
   StreamEnvironment streams;

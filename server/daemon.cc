@@ -105,6 +105,24 @@ engine::KvOptions KvOptionsOf(const ServerConfig& config) {
   return kv;
 }
 
+// Pool sizes, and the memory formula with this deployment's numbers for a request as long as the
+// context.
+KvDescription DescribeKv(const ServerConfig& config, const engine::LoadedModel& model) {
+  const memory::KvLayout& layout = model.kv->store()->pools().layout;
+  const bool tiered = config.residency != engine::ResidencyMode::kDevice;
+  const memory::KvDemand demand{
+      .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
+      .selects = AttentionOf(config).selects(),
+      .num_slots = model.num_slots};
+  const int blocks = (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+  return {.residency = engine::NameOf(config.residency),
+          .full_context = memory::DescribeFootprint(layout, demand, blocks),
+          .page_bytes = static_cast<int64_t>(layout.page_bytes),
+          .frame_bytes = static_cast<int64_t>(layout.frame_bytes()),
+          .host_block_bytes = static_cast<int64_t>(layout.host_block_bytes()),
+          .slots = tiered ? model.num_slots : 0};
+}
+
 Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedModel& model) {
   Deployment deployment;
   deployment.served_name = config.served_name;
@@ -122,6 +140,7 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   deployment.prefix_cache = config.prefix_cache;
   deployment.attention = AttentionOf(config);
   deployment.policies = PoliciesOf(config);
+  deployment.kv = DescribeKv(config, model);
   deployment.max_top_k_blocks = static_cast<int>(config.max_top_k_blocks);
   // One RoPE factor set in this build; families with two will name theirs here.
   deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
@@ -233,6 +252,7 @@ void Daemon::StartEngine(engine::LoadedModel model) {
   router_ = std::make_unique<Router>(&model_.deployment, tokenizer_.get(), entry_.get(),
                                      intake_.get(), &clock_);
   model_.tokenizer = tokenizer_.get();
+  model_.engine_stats = &engine_->stats();
   model_.router = router_.get();
   model_.intake = intake_.get();
   model_.streams = {.model = config_.served_name,
@@ -286,7 +306,7 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
       blocks * block_bytes, blocks, blocks * kernels::kBlockTokens, options.max_batch,
       options.max_batched_tokens, config_.prefix_cache, grpc_->address(), metrics_->address(),
       getpid());
-  LogKv(pools);
+  LogKv();
   if (config_.residency == engine::ResidencyMode::kDevice &&
       blocks * kernels::kBlockTokens < options.max_context) {
     spdlog::warn(
@@ -298,19 +318,14 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
   }
 }
 
-// The memory formula with this deployment's numbers, for a request as long as the context.
-void Daemon::LogKv(const memory::KvPools& pools) const {
-  const engine::EngineOptions& options = engine_->options();
-  const int blocks = (options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
-  const bool tiered = config_.residency != engine::ResidencyMode::kDevice;
-  const memory::KvDemand demand{
-      .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
-      .selects = model_.deployment.attention.selects(),
-      .num_slots = options.num_slots};
-  spdlog::info("kv pools={} frames of {} bytes, {} host blocks of {} bytes; a full context takes {}",
-               pools.num_frames, pools.layout.frame_bytes(), pools.num_host_blocks,
-               pools.layout.host_block_bytes(),
-               Quoted(memory::DescribeFootprint(pools.layout, demand, blocks)));
+void Daemon::LogKv() const {
+  const memory::KvPools& pools = kv_->store()->pools();
+  const KvDescription& kv = model_.deployment.kv;
+  spdlog::info("kv residency={} frames={} frame_bytes={} host_blocks={} host_block_bytes={} "
+               "staging_bytes={} slots={} full_context={}",
+               kv.residency, pools.num_frames, kv.frame_bytes, pools.num_host_blocks,
+               kv.host_block_bytes, pools.num_staging_pages * pools.layout.page_bytes, kv.slots,
+               Quoted(kv.full_context));
 }
 
 void Daemon::Drain() {

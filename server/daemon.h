@@ -51,7 +51,7 @@ class Daemon {
   void StartEngine(engine::LoadedModel model);
   ExitCode BecomeReady();
   void LogReady(const engine::ModelInfo& info) const;
-  void LogKv(const memory::KvPools& pools) const;
+  void LogKv() const;
   void Drain();
   void WaitUntilDrained(int64_t deadline_ns);
 

@@ -11,6 +11,16 @@
 
 namespace augur::server {
 
+// What `augur info --kv` shows beside the live counts.
+struct KvDescription {
+  std::string residency;
+  std::string full_context;  // the memory formula for a request as long as the context
+  int64_t page_bytes = 0;
+  int64_t frame_bytes = 0;
+  int64_t host_block_bytes = 0;
+  int slots = 0;
+};
+
 struct Deployment {
   std::string served_name;
   std::string family;
@@ -24,9 +34,11 @@ struct Deployment {
   bool has_tokenizer = false;       // false: token ids in, token ids out
   int64_t longest_token_bytes = 0;  // of the vocabulary; 0 without a tokenizer
   bool prefix_cache = true;
-  engine::AttentionChoice attention;              // unless a request says otherwise
-  std::vector<engine::AttentionPolicy> policies;  // that a request may name
+  engine::AttentionChoice attention;  // unless a request says otherwise
+  // That a request may name.
+  std::vector<engine::AttentionPolicy> policies = {engine::AttentionPolicy::kDense};
   int max_top_k_blocks = 0;
+  KvDescription kv;
   std::string kv_variant;  // what KV bits depend on beside the tokens (memory/block_key.h)
 };
 

@@ -206,26 +206,16 @@ Key PolicyKey(const char* name, const char* meaning,
 }
 
 Key ResidencyKey() {
-  using Mode = engine::ResidencyMode;
-  static const std::vector<std::pair<std::string, Mode>> modes = {
-      {"device", Mode::kDevice}, {"tiered", Mode::kTiered}, {"auto", Mode::kAuto}};
   return {"residency",
           "where KV lives: device, tiered (host pool, the device a cache of it) or auto (the device "
           "while it lasts)",
           [](const std::string& text, ServerConfig* config) -> std::string {
-            for (const auto& [name, mode] : modes) {
-              if (text != name) continue;
-              config->residency = mode;
-              return {};
-            }
-            return "expected device, tiered or auto";
+            const auto mode = engine::ResidencyNamed(text);
+            if (!mode) return "expected device, tiered or auto";
+            config->residency = *mode;
+            return {};
           },
-          [](const ServerConfig& config) {
-            for (const auto& [name, mode] : modes) {
-              if (config.residency == mode) return name;
-            }
-            return std::string("device");
-          }};
+          [](const ServerConfig& config) { return engine::NameOf(config.residency); }};
 }
 
 std::vector<Key> AttentionKeys() {
@@ -260,7 +250,7 @@ std::vector<Key> TierKeys() {
       ResidencyKey(),
       BytesKey("host_kv_bytes",
                "memory for the host pool; half of this machine's, at most 4GiB, unless set",
-               &C::host_kv_bytes, 1 << 10, int64_t{1} << 46),
+               &C::host_kv_bytes, 0, int64_t{1} << 46),
       IntegerKey("spare_slots",
                  "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; -1: "
                  "as many as top_k_blocks",

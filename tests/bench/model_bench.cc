@@ -12,6 +12,8 @@
 #include "engine/model/transformer_runner.h"
 #include "kernels/cpu/fma_peak.h"
 
+#include "kernels/check.h"
+
 namespace augur::bench {
 namespace {
 
@@ -27,7 +29,7 @@ int64_t LayerWeightsOf(const engine::ModelConfig& config) {
          (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
 }
 
-// A model with a pool for `sequences` of `tokens` each; blocks lie one after the other.
+// A model with a pool for `sequences` of `tokens` each, all on the device and dense.
 class BenchModel {
  public:
   static std::unique_ptr<BenchModel> Load(kernels::Backend* backend, const std::string& folder,
@@ -41,16 +43,34 @@ class BenchModel {
     auto weights = engine::LoadTransformerWeights(**checkpoint, model->config, backend);
     if (!weights.ok()) return Refuse(weights.status());
     model->dtype = weights->dtype;
-    model->blocks_each = engine::BlocksFor(tokens);
+    const int blocks_each = engine::BlocksFor(tokens);
+    auto kv = memory::KvMemory::Create(
+        backend, {.layout = memory::MakeKvLayout(
+                      model->config.num_layers, model->config.num_kv_heads, model->config.head_dim,
+                      kernels::BytesOf(model->dtype)),
+                  .num_frames = blocks_each * sequences,
+                  .num_host_blocks = 0,
+                  .num_staging_pages = 0,
+                  .copies = {},
+                  .page_check = 0});
+    if (!kv.ok()) return Refuse(kv.status());
+    model->kv = *std::move(kv);
     auto runner = engine::TransformerRunner::Create(backend, model->config, *std::move(weights),
                                                     {.max_rows = max_rows,
                                                      .max_segments = sequences,
                                                      .max_context = tokens,
-                                                     .num_blocks = model->blocks_each * sequences,
-                                                     .kv_dtype = model->dtype});
+                                                     .kv_dtype = model->dtype},
+                                                    model->kv.get(), &model->clock);
     if (!runner.ok()) return Refuse(runner.status());
     model->runner = *std::move(runner);
-    for (int i = 0; i < model->blocks_each * sequences; ++i) model->blocks.push_back(i);
+    for (int i = 0; i < sequences; ++i) {
+      AUGUR_CHECK(model->kv->store()->Open({.id = static_cast<memory::SequenceId>(i),
+                                            .demand = {},
+                                            .keys = {},
+                                            .hits = 0,
+                                            .blocks = blocks_each,
+                                            .most_blocks = blocks_each}));
+    }
     return model;
   }
 
@@ -59,8 +79,10 @@ class BenchModel {
     StepSegment segment;
     segment.rows = {.first_row = static_cast<int>(ids_.size()),
                     .num_rows = count,
-                    .first_position = first,
-                    .block_table = blocks.data() + size_t(sequence) * blocks_each};
+                    .first_position = first};
+    segment.kv = &kv->store()->sequence(sequence);
+    segment.attention = &dense;
+    segment.prompt_tokens = first + count;
     segment.wants_token = wants_token;
     segment.sampling.temperature = 0;
     segments_.push_back(segment);
@@ -83,8 +105,9 @@ class BenchModel {
 
   engine::ModelConfig config;
   kernels::DType dtype = kernels::DType::kF32;
-  int blocks_each = 0;
-  std::vector<int32_t> blocks;
+  const engine::AttentionChoice dense;
+  const memory::SteadyClock clock;
+  std::unique_ptr<memory::KvMemory> kv;
   std::unique_ptr<engine::TransformerRunner> runner;
 
  private:

@@ -125,7 +125,7 @@ class AugurClientTest(unittest.TestCase):
         self.assertEqual(table.returncode, 0)
         self.assertIn("context      8,192 tokens\n", table.stdout)
         model = json.loads(self.augur("info", "--json").stdout)
-        self.assertEqual((model["model"], model["policies"]), ("demo-9m", ["dense"]))
+        self.assertEqual((model["model"], model["policies"]), ("demo-9m", ["dense", "sparse"]))
 
     def test_health(self):
         for service in ([], ["--service", "augur.v1.Completions"], ["--service", "live"]):

@@ -15,6 +15,7 @@
 #include "engine/model/transformer_runner.h"
 #include "kernels/backend.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/random_forecast.h"
 
 namespace augur::engine {
 namespace {
@@ -37,12 +38,13 @@ nlohmann::json GoldenConfig() {
 class ModelLoaderTest : public testing::Test {
  protected:
   absl::StatusOr<LoadedModel> Load(kernels::DType kv_dtype = kernels::DType::kF32) {
-    return LoadModel(backend_.get(), {.folder = scratch_.path(),
-                                      .max_context = 0,
-                                      .kv_bytes = 16 << 20,
-                                      .kv_dtype = kv_dtype,
-                                      .max_batch = 4,
-                                      .max_batched_tokens = 128});
+    ModelOptions options;
+    options.folder = scratch_.path();
+    options.kv.device_bytes = 16 << 20;
+    options.kv.dtype = kv_dtype;
+    options.max_batch = 4;
+    options.max_batched_tokens = 128;
+    return LoadModel(backend_.get(), &clock_, options);
   }
   void WriteConfig(const nlohmann::json& config) {
     WriteWhole(scratch_.path() + "/config.json", config.dump());
@@ -66,10 +68,18 @@ class ModelLoaderTest : public testing::Test {
     EXPECT_TRUE(model.ok()) << model.status();
     if (!model.ok()) return {};
     const std::vector<int32_t> ids = {5, 6, 7, 8, 300, 2, 1, 9};
-    const std::vector<int32_t> table = {3};
+    const AttentionChoice dense;
+    EXPECT_TRUE(model->kv->store()->Open({.id = 1,
+                                          .demand = {},
+                                          .keys = {},
+                                          .hits = 0,
+                                          .blocks = 1,
+                                          .most_blocks = 1}));
     StepSegment segment;
-    segment.rows = {
-        .first_row = 0, .num_rows = 8, .first_position = 0, .block_table = table.data()};
+    segment.rows = {.first_row = 0, .num_rows = 8, .first_position = 0};
+    segment.kv = &model->kv->store()->sequence(1);
+    segment.attention = &dense;
+    segment.prompt_tokens = 8;
     segment.wants_token = true;
     segment.sampling.temperature = 0;
     StepOutputs outputs;
@@ -79,6 +89,7 @@ class ModelLoaderTest : public testing::Test {
   }
 
   ScratchFolder scratch_;
+  const memory::SteadyClock clock_;
   std::unique_ptr<kernels::Backend> backend_ = kernels::MakeCpuBackend({.num_threads = 1});
 };
 
@@ -265,16 +276,60 @@ TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {
   ModelOptions options;
   options.folder = scratch_.path();
   options.max_context = 513;
-  options.kv_bytes = 16 << 20;
-  absl::StatusOr<LoadedModel> model = LoadModel(backend_.get(), options);
+  options.kv.device_bytes = 16 << 20;
+  absl::StatusOr<LoadedModel> model = LoadModel(backend_.get(), &clock_, options);
   ASSERT_FALSE(model.ok());
   EXPECT_NE(std::string(model.status().message()).find("512"), std::string::npos) << model.status();
   options.max_context = 0;
-  options.kv_bytes = 1000;
-  model = LoadModel(backend_.get(), options);
+  options.kv.device_bytes = 1000;
+  model = LoadModel(backend_.get(), &clock_, options);
   ASSERT_FALSE(model.ok());
   EXPECT_NE(std::string(model.status().message()).find("kv_bytes"), std::string::npos)
       << model.status();
+  options.kv.device_bytes = 16 << 20;
+  options.kv.residency = ResidencyMode::kTiered;
+  options.kv.host_bytes = 1000;
+  const auto expect_refused = [&](const std::vector<std::string>& words) {
+    model = LoadModel(backend_.get(), &clock_, options);
+    ASSERT_FALSE(model.ok());
+    for (const std::string& word : words) {
+      EXPECT_NE(std::string(model.status().message()).find(word), std::string::npos)
+          << model.status();
+    }
+  };
+  expect_refused({"host_kv_bytes", "1000"});
+  options.kv.host_bytes = 16 << 20;
+  options.kv.staging_blocks = 8;
+  expect_refused({"staging_blocks", "16", "8"});
+}
+
+// Forecast heads of another model are refused by tensor, with both shapes.
+TEST_F(ModelLoaderTest, ForecastHeadsOfTheWrongShapeAreRefused) {
+  WriteConfig(GoldenConfig());
+  tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
+  const nlohmann::json config = GoldenConfig();
+  const int layers = config["num_hidden_layers"], hidden = config["hidden_size"];
+  const int kv_width = config["num_key_value_heads"].get<int>() * hidden /
+                       config["num_attention_heads"].get<int>();
+  const std::string path = scratch_.path() + "/heads.safetensors";
+  ModelOptions options;
+  options.folder = scratch_.path();
+  options.kv.device_bytes = 16 << 20;
+  options.attention.forecast_heads = path;
+  options.attention.max_top_k = 16;
+  const auto load = [&](int some_layers, int width) {
+    tests::WriteRandomForecast(path, some_layers, width, hidden, 1);
+    return LoadModel(backend_.get(), &clock_, options);
+  };
+  EXPECT_TRUE(load(layers, kv_width).ok());
+  for (const auto& model : {load(layers, kv_width + 2), load(layers - 1, kv_width)}) {
+    ASSERT_FALSE(model.ok());
+    const std::string message(model.status().message());
+    EXPECT_NE(message.find("heads.safetensors"), std::string::npos) << message;
+    EXPECT_NE(message.find("proj"), std::string::npos) << message;
+  }
+  options.attention.forecast_heads = scratch_.path() + "/absent.safetensors";
+  EXPECT_FALSE(LoadModel(backend_.get(), &clock_, options).ok());
 }
 
 }  // namespace

@@ -183,6 +183,33 @@ TEST(RequestValidationTest, OutputAndAttention) {
   });
 }
 
+TEST(RequestValidationTest, AttentionOfADeploymentThatSelects) {
+  using engine::AttentionPolicy;
+  Deployment deployment = TestDeployment();
+  deployment.attention.decode = AttentionPolicy::kSparse;
+  deployment.attention.budget = {.top_k = 12, .init = 1, .local = 4};
+  deployment.policies = {AttentionPolicy::kDense, AttentionPolicy::kSparse,
+                         AttentionPolicy::kInfinigen};
+  deployment.max_top_k_blocks = 20;
+  Check({{"attention { policy: ATTENTION_POLICY_FORECAST }", kNotServed,
+          "does not serve ATTENTION_POLICY_FORECAST"},
+         {"attention { top_k_blocks: 4 }", kInvalid,
+          "attention.top_k_blocks: expected 5 (init_blocks + local_blocks) to 20 "
+          "(max_top_k_blocks), found 4"},
+         {"attention { top_k_blocks: 21 }", kInvalid, "found 21"},
+         {"attention { top_k_blocks: 4294967295 }", kInvalid, "found 4294967295"},
+         {"attention { top_k_blocks: 5 }", kOk, ""}},
+        deployment, "text: 'a' ");
+  const auto choice = [&](const std::string& text) {
+    return Validate(Parse("text: 'a' " + text), deployment)->attention;
+  };
+  EXPECT_EQ(choice("").Fingerprint(), "dense/sparse/12/1/4/-1");
+  EXPECT_EQ(choice("attention { policy: ATTENTION_POLICY_SPARSE top_k_blocks: 20 }").Fingerprint(),
+            "sparse/sparse/20/1/4/-1");
+  EXPECT_EQ(choice("attention { policy: ATTENTION_POLICY_INFINIGEN }").Fingerprint(),
+            "sparse/infinigen/12/1/4/-1");
+}
+
 TEST(RequestValidationTest, UnknownEnumNumbers) {
   v1::CompleteRequest request = Parse("text: 'a'");
   request.mutable_attention()->set_policy(static_cast<v1::AttentionPolicy>(9));

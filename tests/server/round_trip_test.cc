@@ -13,6 +13,7 @@
 #include "fake_runner.h"
 #include "front_server.h"
 #include "server/warm_up.h"
+#include "tests/support/bare_kv.h"
 
 namespace augur::server {
 namespace {
@@ -20,8 +21,8 @@ namespace {
 class EngineUnderFront final : public EngineEntry {
  public:
   explicit EngineUnderFront(const engine::EngineOptions& options)
-      : engine(options, {FakeTokenizer::kEnd}, std::make_unique<FakeRunner>(&gate), &tokenizer_,
-               &clock_) {}
+      : engine(options, {FakeTokenizer::kEnd}, std::make_unique<FakeRunner>(&gate), kv_.store(),
+               &tokenizer_, &clock_) {}
   absl::Status Submit(std::shared_ptr<engine::Request> request) override {
     return engine.Submit(std::move(request));
   }
@@ -32,6 +33,7 @@ class EngineUnderFront final : public EngineEntry {
  private:
   const FakeTokenizer tokenizer_;
   const memory::SteadyClock clock_;
+  tests::BareKv kv_{128};
 
  public:
   engine::Engine engine;
@@ -40,7 +42,6 @@ class EngineUnderFront final : public EngineEntry {
 engine::EngineOptions SmallEngine() {
   engine::EngineOptions options;
   options.max_context = 4096;
-  options.num_blocks = 128;
   options.max_batch = 8;
   options.max_batched_tokens = 128;
   options.max_queued_requests = 64;

@@ -147,6 +147,35 @@ TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
   EXPECT_EQ(Error("context: 10"), "augur.yaml: context: expected 0 or at least 64, found 10");
 }
 
+TEST_F(ServerConfigTest, RulesBetweenKeysOfAttentionAndTiers) {
+  EXPECT_EQ(Error("decode_policy: quest"),
+            "augur.yaml:1: decode_policy: expected dense, sparse, infinigen or forecast, found "
+            "\"quest\"");
+  EXPECT_EQ(Error("top_k_blocks: 8"),
+            "augur.yaml: top_k_blocks: expected at least init_blocks + local_blocks = 9, found 8");
+  EXPECT_EQ(Error("max_top_k_blocks: 24"),
+            "augur.yaml: max_top_k_blocks: expected at least top_k_blocks = 25, found 24");
+  EXPECT_EQ(Error("local_blocks: 1").substr(0, 27), "augur.yaml:1: local_blocks:");
+  EXPECT_EQ(Error("decode_policy: forecast"),
+            "augur.yaml: decode_policy: forecast needs forecast_heads, a file that "
+            "augur-train-forecast makes");
+  EXPECT_EQ(Error("prefill_policy: infinigen").substr(0, 69),
+            "augur.yaml: prefill_policy: expected dense, sparse or forecast, found");
+  EXPECT_EQ(Error("residency: host"),
+            "augur.yaml:1: residency: expected device, tiered or auto, found \"host\"");
+  EXPECT_EQ(Error("residency: tiered\nstaging_blocks: 40"),
+            "augur.yaml: staging_blocks: expected a multiple of 16, at least max_top_k_blocks = 25, "
+            "found 40");
+  EXPECT_EQ(Error("residency: tiered\nkv_bytes: 10GiB\nhost_kv_bytes: 7GiB"),
+            "augur.yaml: host_kv_bytes: expected at most what kv_bytes leaves of this machine's "
+            "memory, 6GiB, found 7GiB");
+  const auto tiered = Load("residency: tiered\nmax_top_k_blocks: 100\n");
+  ASSERT_TRUE(tiered.ok()) << tiered.status();
+  EXPECT_EQ(tiered->staging_blocks, 112);
+  EXPECT_EQ(tiered->spare_slots, 25);
+  EXPECT_GT(tiered->host_kv_bytes, 0);
+}
+
 TEST_F(ServerConfigTest, RefusesWhatIsNoMap) {
   EXPECT_EQ(Error("- a\n- b\n"), "augur.yaml:1: expected a map of keys to values");
   EXPECT_EQ(Error("batch: 1\n---\nbatch: 2\n"), "augur.yaml: expected one YAML document, found 2");
