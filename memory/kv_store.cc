@@ -292,6 +292,9 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   SequenceKv& kv = *node.mapped();
   AUGUR_CHECK(kv.writes_behind());
   const int blocks = BlocksOf(num_tokens);
+  // A tail that is still on its way back must not be written from its slot.
+  for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
+  kv.restores.clear();
   for (int layer = 0; layer < pools_.layout.num_layers; ++layer) {
     // The tail, and what a mirror has not written yet.
     const int first = kv.submitted_blocks[layer];
@@ -315,8 +318,6 @@ void KvStore::Save(SequenceId id, int num_tokens) {
     transfers_->Wait(kv.writes.front().ticket);
     PollWrites(&kv);
   }
-  for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
-  kv.restores.clear();
   // The tail will be written again when it is full.
   const int full = num_tokens / kBlockTokens;
   for (int& submitted : kv.submitted_blocks) submitted = std::min(submitted, full);
