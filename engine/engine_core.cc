@@ -43,10 +43,11 @@ std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDeman
 
 memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
                           memory::Residency residency) {
-  const bool decode_selects = request.attention.decode != AttentionPolicy::kDense;
+  // A prompt's last chunk can be one row, which selects from slots as decode does.
+  const bool selects = request.attention.selects();
   return {.residency = residency,
-          .selects = request.attention.selects(),
-          .num_slots = decode_selects ? options.num_slots : kDenseSlots};
+          .selects = selects,
+          .num_slots = selects ? options.num_slots : kDenseSlots};
 }
 
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
