@@ -132,7 +132,8 @@ void LayerResidency::Request(int layer, TransferKind kind, std::span<const Block
       CountChoice(row, layer, group, wanted);
       PlanOrWait(kv, layer, group, wanted);
       for (const SlotFetch& fetch : plan_.fetches) {
-        AUGUR_CHECK(fetch.block < kv->landed_blocks[layer]);
+        // A chunk leaves blocks behind that no slot holds and whose write is under way.
+        while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);
         request.copies.push_back({pools_.host_page(kv->host_blocks[fetch.block], layer, head),
                                   kv->slot_page(pools_, layer, head, fetch.slot),
                                   pools_.layout.page_bytes});
