@@ -181,10 +181,16 @@ void KvStore::Submit(TransferKind kind, std::span<const PageCopy> all,
                      std::vector<Ticket>* tickets) {
   for (size_t first = 0; first < all.size(); first += kTicketCopies) {
     const auto part = all.subspan(first, std::min(kTicketCopies, all.size() - first));
-    while (!transfers_->CanSubmit(part.size())) transfers_->Wait(last_ticket_);
-    last_ticket_ = transfers_->Submit(kind, part);
-    AUGUR_CHECK(last_ticket_ != kNoTicket);
-    tickets->push_back(last_ticket_);
+    while (!in_flight_.empty() && transfers_->Done(in_flight_.front())) in_flight_.pop_front();
+    while (!transfers_->CanSubmit(part.size())) {
+      AUGUR_CHECK(!in_flight_.empty());
+      transfers_->Wait(in_flight_.front());
+      in_flight_.pop_front();
+    }
+    const Ticket ticket = transfers_->Submit(kind, part);
+    AUGUR_CHECK(ticket != kNoTicket);
+    in_flight_.push_back(ticket);
+    tickets->push_back(ticket);
   }
 }
 
