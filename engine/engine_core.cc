@@ -110,8 +110,14 @@ StepReport EngineCore::Step() {
   kv_->Poll();
   Sweep(start_ns, &report);
   MirrorBeforePressure();
-  plan_ = PlanStep(MakeBatchState(), {.max_batch = options_.max_batch,
-                                      .max_batched_tokens = options_.max_batched_tokens});
+  const BatchLimits limits{.max_batch = options_.max_batch,
+                           .max_batched_tokens = options_.max_batched_tokens};
+  plan_ = PlanStep(MakeBatchState(), limits);
+  if (!plan_.preemptions.empty() && kv_->num_closing() > 0) {
+    // What has ended gives its frames back before anybody who runs must.
+    kv_->WaitForClosing();
+    plan_ = PlanStep(MakeBatchState(), limits);
+  }
   for (const SequenceId id : plan_.preemptions) Preempt(id);
   ApplyAdmissions(start_ns, &report);
   RunSegments(&report);
