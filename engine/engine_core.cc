@@ -32,6 +32,14 @@ bool MayBeTiered(const Request& request, const EngineOptions& options) {
          request.attention.decode != AttentionPolicy::kDense;
 }
 
+// Alone in the pools, to its last token.
+bool FitsPools(const Request& request, const EngineOptions& options, const memory::KvPools& pools,
+               memory::Residency residency) {
+  const memory::KvFootprint footprint = memory::FootprintOf(
+      pools.layout, DemandOf(request, options, residency), MostBlocks(request));
+  return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
+}
+
 std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDemand& demand,
                              int blocks) {
   return absl::StrCat(memory::DescribeFootprint(pools.layout, demand, blocks), "; the pools have ",
@@ -63,9 +71,7 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options,
   }
   const int blocks = BlocksFor(total);
   const auto fits = [&](memory::Residency residency) {
-    const memory::KvFootprint footprint =
-        memory::FootprintOf(pools.layout, DemandOf(request, options, residency), blocks);
-    return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
+    return FitsPools(request, options, pools, residency);
   };
   const bool on_device = options.residency != ResidencyMode::kTiered;
   if (on_device && fits(memory::Residency::kDevice)) return absl::OkStatus();
@@ -216,7 +222,10 @@ BatchState EngineCore::MakeBatchState() const {
                                   .num_slots);
       view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
     } else {
-      if (options_.residency != ResidencyMode::kTiered) {
+      // Where it could not end on the device it must not begin there: it would have to leave when it
+      // is the oldest, for host blocks that those who wait behind it may hold.
+      if (options_.residency != ResidencyMode::kTiered &&
+          FitsPools(*sequence->request, options_, kv_->pools(), memory::Residency::kDevice)) {
         view.device = OptionFor(*sequence, memory::Residency::kDevice);
       }
       if (MayBeTiered(*sequence->request, options_)) {
