@@ -287,7 +287,8 @@ void EngineCore::Preempt(SequenceId id) {
   if (!kv.writes_behind() && MayBeTiered(*sequence.request, options_) && sequence.decoding()) {
     kv_->BeginMirror(id, MostBlocks(*sequence.request));
   }
-  const bool saves = kv.writes_behind();
+  // A saved sequence is known by what it has computed.
+  const bool saves = kv.writes_behind() && sequence.num_computed > 0;
   if (saves) {
     kv_->Save(id, sequence.num_computed);
     stats_->saved += 1;
