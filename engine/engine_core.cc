@@ -32,6 +32,14 @@ bool MayBeTiered(const Request& request, const EngineOptions& options) {
          request.attention.decode != AttentionPolicy::kDense;
 }
 
+// Alone in the pools, to its last token.
+bool FitsPools(const Request& request, const EngineOptions& options, const memory::KvPools& pools,
+               memory::Residency residency) {
+  const memory::KvFootprint footprint = memory::FootprintOf(
+      pools.layout, DemandOf(request, options, residency), MostBlocks(request));
+  return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
+}
+
 std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDemand& demand,
                              int blocks) {
   return absl::StrCat(memory::DescribeFootprint(pools.layout, demand, blocks), "; the pools have ",
@@ -43,10 +51,11 @@ std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDeman
 
 memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
                           memory::Residency residency) {
-  const bool decode_selects = request.attention.decode != AttentionPolicy::kDense;
+  // A prompt's last chunk can be one row, which selects from slots as decode does.
+  const bool selects = request.attention.selects();
   return {.residency = residency,
-          .selects = request.attention.selects(),
-          .num_slots = decode_selects ? options.num_slots : kDenseSlots};
+          .selects = selects,
+          .num_slots = selects ? options.num_slots : kDenseSlots};
 }
 
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
@@ -62,9 +71,7 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options,
   }
   const int blocks = BlocksFor(total);
   const auto fits = [&](memory::Residency residency) {
-    const memory::KvFootprint footprint =
-        memory::FootprintOf(pools.layout, DemandOf(request, options, residency), blocks);
-    return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
+    return FitsPools(request, options, pools, residency);
   };
   const bool on_device = options.residency != ResidencyMode::kTiered;
   if (on_device && fits(memory::Residency::kDevice)) return absl::OkStatus();
@@ -109,8 +116,14 @@ StepReport EngineCore::Step() {
   kv_->Poll();
   Sweep(start_ns, &report);
   MirrorBeforePressure();
-  plan_ = PlanStep(MakeBatchState(), {.max_batch = options_.max_batch,
-                                      .max_batched_tokens = options_.max_batched_tokens});
+  const BatchLimits limits{.max_batch = options_.max_batch,
+                           .max_batched_tokens = options_.max_batched_tokens};
+  plan_ = PlanStep(MakeBatchState(), limits);
+  if (!plan_.preemptions.empty() && kv_->num_closing() > 0) {
+    // What has ended gives its frames back before anybody who runs must.
+    kv_->WaitForClosing();
+    plan_ = PlanStep(MakeBatchState(), limits);
+  }
   for (const SequenceId id : plan_.preemptions) Preempt(id);
   ApplyAdmissions(start_ns, &report);
   RunSegments(&report);
@@ -209,7 +222,10 @@ BatchState EngineCore::MakeBatchState() const {
                                   .num_slots);
       view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
     } else {
-      if (options_.residency != ResidencyMode::kTiered) {
+      // Where it could not end on the device it must not begin there: it would have to leave when it
+      // is the oldest, for host blocks that those who wait behind it may hold.
+      if (options_.residency != ResidencyMode::kTiered &&
+          FitsPools(*sequence->request, options_, kv_->pools(), memory::Residency::kDevice)) {
         view.device = OptionFor(*sequence, memory::Residency::kDevice);
       }
       if (MayBeTiered(*sequence->request, options_)) {
@@ -271,7 +287,8 @@ void EngineCore::Preempt(SequenceId id) {
   if (!kv.writes_behind() && MayBeTiered(*sequence.request, options_) && sequence.decoding()) {
     kv_->BeginMirror(id, MostBlocks(*sequence.request));
   }
-  const bool saves = kv.writes_behind();
+  // A saved sequence is known by what it has computed.
+  const bool saves = kv.writes_behind() && sequence.num_computed > 0;
   if (saves) {
     kv_->Save(id, sequence.num_computed);
     stats_->saved += 1;

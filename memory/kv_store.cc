@@ -71,6 +71,9 @@ bool KvStore::Open(const KvAdmission& admission) {
   } else {
     AUGUR_CHECK(device_.Open(SharedTable(id), admission.keys, admission.hits, admission.blocks));
     AUGUR_CHECK(device_.Open(PrivateTable(id), {}, 0, 0));
+    // Held already, so that Extend asks for what is missing alone.
+    const std::span<const BlockId> table = device_.table(SharedTable(id));
+    kv->frames.assign(table.begin(), table.end());
     open_.emplace(id, std::move(kv));
     AUGUR_CHECK(Extend(id, admission.blocks));
     return true;
@@ -178,10 +181,16 @@ void KvStore::Submit(TransferKind kind, std::span<const PageCopy> all,
                      std::vector<Ticket>* tickets) {
   for (size_t first = 0; first < all.size(); first += kTicketCopies) {
     const auto part = all.subspan(first, std::min(kTicketCopies, all.size() - first));
-    while (!transfers_->CanSubmit(part.size())) transfers_->Wait(last_ticket_);
-    last_ticket_ = transfers_->Submit(kind, part);
-    AUGUR_CHECK(last_ticket_ != kNoTicket);
-    tickets->push_back(last_ticket_);
+    while (!in_flight_.empty() && transfers_->Done(in_flight_.front())) in_flight_.pop_front();
+    while (!transfers_->CanSubmit(part.size())) {
+      AUGUR_CHECK(!in_flight_.empty());
+      transfers_->Wait(in_flight_.front());
+      in_flight_.pop_front();
+    }
+    const Ticket ticket = transfers_->Submit(kind, part);
+    AUGUR_CHECK(ticket != kNoTicket);
+    in_flight_.push_back(ticket);
+    tickets->push_back(ticket);
   }
 }
 
@@ -289,6 +298,9 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   SequenceKv& kv = *node.mapped();
   AUGUR_CHECK(kv.writes_behind());
   const int blocks = BlocksOf(num_tokens);
+  // A tail that is still on its way back must not be written from its slot.
+  for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
+  kv.restores.clear();
   for (int layer = 0; layer < pools_.layout.num_layers; ++layer) {
     // The tail, and what a mirror has not written yet.
     const int first = kv.submitted_blocks[layer];
@@ -312,8 +324,6 @@ void KvStore::Save(SequenceId id, int num_tokens) {
     transfers_->Wait(kv.writes.front().ticket);
     PollWrites(&kv);
   }
-  for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
-  kv.restores.clear();
   // The tail will be written again when it is full.
   const int full = num_tokens / kBlockTokens;
   for (int& submitted : kv.submitted_blocks) submitted = std::min(submitted, full);

@@ -14,6 +14,7 @@
 // mistakes are CHECKs.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -137,7 +138,7 @@ class KvStore {
   Sequences saved_;
   Sequences closing_;
   std::map<SequenceId, int> computed_tokens_;  // of saved sequences
-  Ticket last_ticket_ = kNoTicket;
+  std::deque<Ticket> in_flight_;  // oldest first; some may be done
 };
 
 template <class PageOf>

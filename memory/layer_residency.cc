@@ -132,7 +132,8 @@ void LayerResidency::Request(int layer, TransferKind kind, std::span<const Block
       CountChoice(row, layer, group, wanted);
       PlanOrWait(kv, layer, group, wanted);
       for (const SlotFetch& fetch : plan_.fetches) {
-        AUGUR_CHECK(fetch.block < kv->landed_blocks[layer]);
+        // A chunk leaves blocks behind that no slot holds and whose write is under way.
+        while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);
         request.copies.push_back({pools_.host_page(kv->host_blocks[fetch.block], layer, head),
                                   kv->slot_page(pools_, layer, head, fetch.slot),
                                   pools_.layout.page_bytes});
@@ -303,6 +304,7 @@ void LayerResidency::EndChunk(std::span<const std::vector<int32_t>> working_set,
 void LayerResidency::QueueWrites(SequenceKv* kv, int layer, int end_block,
                                  int first_block_in_chunk, int first_place) {
   if (!kv->writes_behind() || end_block <= kv->submitted_blocks[layer]) return;
+  queued_writes_.push_back({kv, end_block, write_copies_.size()});
   store_->AppendWrites(*kv, layer, kv->submitted_blocks[layer], end_block,
                        [&](int head, int block) -> const std::byte* {
                          const bool staged = first_place >= 0 && block >= first_block_in_chunk;
@@ -311,23 +313,28 @@ void LayerResidency::QueueWrites(SequenceKv* kv, int layer, int end_block,
                                                   : -1);
                        },
                        &write_copies_);
-  queued_writes_.push_back({kv, end_block});
   staged_queued_ |= first_place >= 0;
 }
 
 void LayerResidency::SubmitWrites(int layer) {
-  if (queued_writes_.empty()) return;
   std::vector<Ticket> tickets;
-  store_->Submit(TransferKind::kSpill, write_copies_, &tickets);
-  write_copies_.clear();
-  for (const QueuedWrite& write : queued_writes_) {
+  for (size_t i = 0; i < queued_writes_.size(); ++i) {
+    const QueuedWrite& write = queued_writes_[i];
+    const size_t end = i + 1 < queued_writes_.size() ? queued_writes_[i + 1].first_copy
+                                                     : write_copies_.size();
+    // Tickets of its own: when the sequence is released they are cancelled.
+    tickets.clear();
+    store_->Submit(TransferKind::kSpill,
+                   std::span(write_copies_).subspan(write.first_copy, end - write.first_copy),
+                   &tickets);
     store_->NoteWrite(write.kv, tickets, layer, write.end_block);
+    if (!staged_queued_) continue;
+    std::vector<Ticket>& staged = staged_writes_[layer % 2];
+    staged.insert(staged.end(), tickets.begin(), tickets.end());
   }
+  write_copies_.clear();
   queued_writes_.clear();
-  if (!staged_queued_) return;
   staged_queued_ = false;
-  std::vector<Ticket>& staged = staged_writes_[layer % 2];
-  staged.insert(staged.end(), tickets.begin(), tickets.end());
 }
 
 }  // namespace augur::memory

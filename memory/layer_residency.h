@@ -106,6 +106,7 @@ class LayerResidency {
   struct QueuedWrite {
     SequenceKv* kv;
     int end_block;
+    size_t first_copy;  // of write_copies_
   };
 
   std::byte* StagedPage(int layer, int place, int kv_head) const;

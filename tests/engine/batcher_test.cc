@@ -13,8 +13,8 @@ RunningView Decoding(memory::SequenceId id, int num_tokens) {
   return {.id = id,
           .num_tokens = num_tokens,
           .num_computed = num_tokens - 1,
-          .num_blocks = BlocksFor(num_tokens - 1),
-          .reclaimable_blocks = BlocksFor(num_tokens - 1),
+          .missing_frames = BlocksFor(num_tokens) - BlocksFor(num_tokens - 1),
+          .reclaimable_frames = BlocksFor(num_tokens - 1),
           .decoding = true,
           .paused = false};
 }
@@ -23,8 +23,8 @@ RunningView Prefilling(memory::SequenceId id, int num_tokens, int num_computed) 
   return {.id = id,
           .num_tokens = num_tokens,
           .num_computed = num_computed,
-          .num_blocks = BlocksFor(num_tokens),
-          .reclaimable_blocks = BlocksFor(num_tokens),
+          .missing_frames = 0,
+          .reclaimable_frames = BlocksFor(num_tokens),
           .decoding = false,
           .paused = false};
 }
@@ -32,8 +32,21 @@ RunningView Prefilling(memory::SequenceId id, int num_tokens, int num_computed) 
 WaitingView Waiting(memory::SequenceId id, int num_tokens, int hit_blocks = 0) {
   return {.id = id,
           .num_tokens = num_tokens,
-          .hit_blocks = hit_blocks,
-          .cost_blocks = BlocksFor(num_tokens) - hit_blocks};
+          .num_computed = 0,
+          .device = {.possible = true,
+                     .hit_blocks = hit_blocks,
+                     .frames = BlocksFor(num_tokens) - hit_blocks,
+                     .host_blocks = 0},
+          .tiered = {}};
+}
+
+// Offered the tiers alone.
+WaitingView WaitingTiered(memory::SequenceId id, int num_tokens, int frames, int host_blocks) {
+  return {.id = id,
+          .num_tokens = num_tokens,
+          .num_computed = 0,
+          .device = {},
+          .tiered = {.possible = true, .frames = frames, .host_blocks = host_blocks}};
 }
 
 const PlannedSegment* Find(const BatchPlan& plan, memory::SequenceId id) {
@@ -45,7 +58,7 @@ const PlannedSegment* Find(const BatchPlan& plan, memory::SequenceId id) {
 
 TEST(BatcherTest, DecodesComeFirstAndPrefillFillsTheBudget) {
   const BatchPlan plan = PlanStep(
-      {.running = {Prefilling(1, 1000, 0), Decoding(2, 100)}, .waiting = {}, .available_blocks = 9},
+      {.running = {Prefilling(1, 1000, 0), Decoding(2, 100)}, .waiting = {}, .available_frames = 9},
       kLimits);
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0].sequence, 2u);
@@ -56,7 +69,7 @@ TEST(BatcherTest, DecodesComeFirstAndPrefillFillsTheBudget) {
 
 TEST(BatcherTest, TheLastChunkEndsWithTheSequenceAndSamples) {
   const BatchPlan plan = PlanStep(
-      {.running = {Prefilling(1, 1000, 960)}, .waiting = {}, .available_blocks = 0}, kLimits);
+      {.running = {Prefilling(1, 1000, 960)}, .waiting = {}, .available_frames = 0}, kLimits);
   ASSERT_EQ(plan.segments.size(), 1u);
   EXPECT_EQ(plan.segments[0].num_tokens, 40);
   EXPECT_TRUE(plan.segments[0].samples);
@@ -64,7 +77,7 @@ TEST(BatcherTest, TheLastChunkEndsWithTheSequenceAndSamples) {
 
 TEST(BatcherTest, ADecodeAtABlockEdgeTakesABlock) {
   const BatchPlan plan =
-      PlanStep({.running = {Decoding(1, 65)}, .waiting = {}, .available_blocks = 1}, kLimits);
+      PlanStep({.running = {Decoding(1, 65)}, .waiting = {}, .available_frames = 1}, kLimits);
   ASSERT_EQ(plan.segments.size(), 1u);
   EXPECT_EQ(plan.segments[0].blocks_after, 2);
 }
@@ -72,7 +85,7 @@ TEST(BatcherTest, ADecodeAtABlockEdgeTakesABlock) {
 TEST(BatcherTest, TheYoungestIsPreemptedAndNothingIsAdmittedBesideIt) {
   const BatchPlan plan = PlanStep({.running = {Decoding(1, 65), Decoding(2, 65), Decoding(3, 100)},
                                    .waiting = {Waiting(4, 10)},
-                                   .available_blocks = 0},
+                                   .available_frames = 0},
                                   kLimits);
   EXPECT_EQ(plan.preemptions, (std::vector<memory::SequenceId>{3}));
   EXPECT_TRUE(plan.admissions.empty());
@@ -82,7 +95,7 @@ TEST(BatcherTest, TheYoungestIsPreemptedAndNothingIsAdmittedBesideIt) {
 
 TEST(BatcherTest, TheOneThatAsksIsTheVictimWhenItIsTheYoungest) {
   const BatchPlan plan = PlanStep(
-      {.running = {Decoding(1, 100), Decoding(2, 65)}, .waiting = {}, .available_blocks = 0},
+      {.running = {Decoding(1, 100), Decoding(2, 65)}, .waiting = {}, .available_frames = 0},
       kLimits);
   EXPECT_EQ(plan.preemptions, (std::vector<memory::SequenceId>{2}));
   EXPECT_EQ(plan.segments.size(), 1u);
@@ -90,11 +103,11 @@ TEST(BatcherTest, TheOneThatAsksIsTheVictimWhenItIsTheYoungest) {
 
 TEST(BatcherTest, AdmissionIsInOrderAndTheHeadThatDoesNotFitBlocksTheRest) {
   const BatchPlan plan =
-      PlanStep({.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 9},
+      PlanStep({.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_frames = 9},
                kLimits);
   EXPECT_TRUE(plan.admissions.empty()) << "ten blocks asked, nine there: 2 must not overtake 1";
   const BatchPlan fits = PlanStep(
-      {.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_blocks = 12},
+      {.running = {}, .waiting = {Waiting(1, 640), Waiting(2, 10)}, .available_frames = 12},
       kLimits);
   EXPECT_EQ(fits.admissions.size(), 2u);
 }
@@ -102,22 +115,22 @@ TEST(BatcherTest, AdmissionIsInOrderAndTheHeadThatDoesNotFitBlocksTheRest) {
 TEST(BatcherTest, AdmissionLeavesASpareBlockForEachRunningSequence) {
   const BatchState state{.running = {Decoding(1, 10), Decoding(2, 10)},
                          .waiting = {Waiting(3, 64)},
-                         .available_blocks = 2};
+                         .available_frames = 2};
   EXPECT_TRUE(PlanStep(state, kLimits).admissions.empty());
   BatchState roomy = state;
-  roomy.available_blocks = 3;
+  roomy.available_frames = 3;
   EXPECT_EQ(PlanStep(roomy, kLimits).admissions.size(), 1u);
 }
 
 TEST(BatcherTest, BatchIsBounded) {
-  BatchState state{.running = {}, .waiting = {}, .available_blocks = 100};
+  BatchState state{.running = {}, .waiting = {}, .available_frames = 100};
   for (memory::SequenceId id = 1; id <= 9; ++id) state.waiting.push_back(Waiting(id, 10));
   EXPECT_EQ(PlanStep(state, kLimits).admissions.size(), 4u);
 }
 
 TEST(BatcherTest, AHitStartsBehindTheCachedBlocks) {
   const BatchPlan plan =
-      PlanStep({.running = {}, .waiting = {Waiting(1, 130, 2)}, .available_blocks = 4}, kLimits);
+      PlanStep({.running = {}, .waiting = {Waiting(1, 130, 2)}, .available_frames = 4}, kLimits);
   ASSERT_EQ(plan.admissions.size(), 1u);
   EXPECT_EQ(plan.admissions[0].hit_blocks, 2);
   ASSERT_EQ(plan.segments.size(), 1u);
@@ -128,7 +141,7 @@ TEST(BatcherTest, AHitStartsBehindTheCachedBlocks) {
 TEST(BatcherTest, AShortPromptRunsBesideALongOne) {
   const BatchPlan plan = PlanStep({.running = {Prefilling(1, 100000, 0), Prefilling(2, 70, 0)},
                                    .waiting = {},
-                                   .available_blocks = 0},
+                                   .available_frames = 0},
                                   kLimits);
   ASSERT_NE(Find(plan, 2), nullptr);
   EXPECT_TRUE(Find(plan, 2)->samples);
@@ -137,7 +150,7 @@ TEST(BatcherTest, AShortPromptRunsBesideALongOne) {
 
 TEST(BatcherTest, PausedSequencesTakeNoRowsButCanBePreempted) {
   BatchState state{
-      .running = {Decoding(1, 65), Decoding(2, 30)}, .waiting = {}, .available_blocks = 0};
+      .running = {Decoding(1, 65), Decoding(2, 30)}, .waiting = {}, .available_frames = 0};
   state.running[1].paused = true;
   const BatchPlan plan = PlanStep(state, kLimits);
   EXPECT_EQ(plan.preemptions, (std::vector<memory::SequenceId>{2}));
@@ -145,9 +158,61 @@ TEST(BatcherTest, PausedSequencesTakeNoRowsButCanBePreempted) {
   EXPECT_EQ(plan.segments[0].sequence, 1u);
 }
 
+TEST(BatcherTest, TheDeviceIsTriedFirstAndTheTiersWhenItIsFull) {
+  WaitingView view = Waiting(1, 640);
+  view.tiered = WaitingTiered(1, 640, 4, 10).tiered;
+  const BatchState roomy{
+      .running = {}, .waiting = {view}, .available_frames = 10, .available_host_blocks = 10};
+  ASSERT_EQ(PlanStep(roomy, kLimits).admissions.size(), 1u);
+  EXPECT_EQ(PlanStep(roomy, kLimits).admissions[0].residency, memory::Residency::kDevice);
+  BatchState tight = roomy;
+  tight.available_frames = 9;
+  ASSERT_EQ(PlanStep(tight, kLimits).admissions.size(), 1u);
+  EXPECT_EQ(PlanStep(tight, kLimits).admissions[0].residency, memory::Residency::kTiered);
+  tight.available_host_blocks = 9;
+  EXPECT_TRUE(PlanStep(tight, kLimits).admissions.empty());
+}
+
+TEST(BatcherTest, HostBlocksOfEarlierAdmissionsAreTaken) {
+  const BatchState state{.running = {},
+                         .waiting = {WaitingTiered(1, 640, 2, 10), WaitingTiered(2, 640, 2, 10)},
+                         .available_frames = 100,
+                         .available_host_blocks = 19};
+  EXPECT_EQ(PlanStep(state, kLimits).admissions.size(), 1u);
+}
+
+TEST(BatcherTest, ATieredSequenceNeedsNoSpareFrame) {
+  BatchState state{.running = {Decoding(1, 10)},
+                   .waiting = {Waiting(2, 64)},
+                   .available_frames = 1,
+                   .available_host_blocks = 0};
+  EXPECT_TRUE(PlanStep(state, kLimits).admissions.empty());
+  state.running[0].grows = false;
+  EXPECT_EQ(PlanStep(state, kLimits).admissions.size(), 1u);
+}
+
+TEST(BatcherTest, WhatIsRestoredTakesNoRowsInTheStepThatAdmitsIt) {
+  WaitingView hit = WaitingTiered(1, 200, 4, 4);
+  hit.tiered.hit_blocks = 2;
+  WaitingView saved = WaitingTiered(2, 200, 4, 0);
+  saved.num_computed = 199;
+  const BatchPlan plan = PlanStep({.running = {},
+                                   .waiting = {hit, saved, WaitingTiered(3, 200, 4, 4)},
+                                   .available_frames = 20,
+                                   .available_host_blocks = 20},
+                                  kLimits);
+  ASSERT_EQ(plan.admissions.size(), 3u);
+  EXPECT_FALSE(plan.admissions[0].resumed);
+  EXPECT_TRUE(plan.admissions[1].resumed);
+  EXPECT_EQ(Find(plan, 1), nullptr);
+  EXPECT_EQ(Find(plan, 2), nullptr);
+  ASSERT_NE(Find(plan, 3), nullptr);
+  EXPECT_EQ(Find(plan, 3)->num_tokens, 200);
+}
+
 TEST(BatcherTest, PlansPrintThemselves) {
   const BatchPlan plan = PlanStep(
-      {.running = {Decoding(1, 65), Decoding(2, 65)}, .waiting = {}, .available_blocks = 1},
+      {.running = {Decoding(1, 65), Decoding(2, 65)}, .waiting = {}, .available_frames = 1},
       kLimits);
   EXPECT_EQ(plan.ToString(), "preempt 2; admit; run 1x1+");
 }

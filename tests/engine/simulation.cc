@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <random>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine_core.h"
+#include "tests/engine/simulation_world.h"
 #include "tests/support/recording_runner.h"
+#include "tests/support/simulated_transfers.h"
+#include "tests/support/test_pools.h"
 
 namespace augur::tests {
 namespace {
@@ -18,6 +21,8 @@ using engine::TokenEvent;
 
 constexpr int64_t kNsPerRow = 1000;
 constexpr int kTenants = 3;
+constexpr int kMostLive = 12;
+constexpr int kChecksOneIn = 4;  // actions for one that is followed by a count of everything
 
 // The sink is not used: events are read before any emitter.
 class NoSink final : public engine::ResponseSink {
@@ -31,45 +36,48 @@ class NoSink final : public engine::ResponseSink {
 
 struct Client {
   std::shared_ptr<Request> request;
-  std::vector<int32_t> transcript;  // prompt, then what arrived
+  RecordChain chain;  // prompt, then what arrived
   uint32_t max_tokens = 0;
+  int32_t last_token = -1;
   bool ended = false;
   bool poisoned = false;
   uint32_t last_progress = 0;
+
+  int num_prompt() const { return static_cast<int>(request->prompt.size()); }
+  int num_generated() const { return chain.size() - num_prompt(); }
 };
 
 class World final : public engine::TokenOutput {
  public:
-  explicit World(uint64_t seed) : random_(seed) {
-    options_.num_blocks = Draw(0, 4) == 0 ? Draw(20, 60) : Draw(4, 20);
-    options_.max_batch = Draw(1, 8);
-    options_.max_batched_tokens = options_.max_batch + 64 + Draw(0, 200);
-    options_.max_context = 64 * Draw(2, 20);
-    options_.slow_reader_timeout_ns = Draw(1, 50) * 1000 * kNsPerRow;
+  explicit World(uint64_t seed) : random_(seed), settings_(DrawSettings(&random_)) {
+    const memory::KvLayout layout = RecordLayout(settings_.shape);
+    pools_.emplace(layout, settings_.num_frames, settings_.num_host_blocks,
+                   memory::StagingPages(layout, settings_.recording.limits));
+    transfers_.emplace(settings_.transfers, seed, &clock_);
+    kv_.emplace(pools_->pools(), &*transfers_, settings_.page_check);
+    runner_.emplace(settings_.recording, &*kv_, &clock_, kNsPerRow);
+    core_.emplace(settings_.options, std::vector<int32_t>{1}, &*runner_, &*kv_, this, &stats_,
+                  &clock_);
     secret_.fill(static_cast<uint8_t>(seed));
-    // Half of the kinds of trouble are off in any one world, so that each also meets quiet
-    // neighbours.
-    for (bool& on : features_) on = Draw(0, 1) == 1;
-    runner_ = std::make_unique<RecordingRunner>(options_.num_blocks, &clock_, kNsPerRow);
-    core_ = std::make_unique<engine::EngineCore>(options_, std::vector<int32_t>{1}, runner_.get(),
-                                                 this, &stats_, &clock_);
     // Whole blocks too: a prompt that is cached to its last token must still compute one.
     for (int i = 0; i < 4; ++i) {
-      stems_.push_back(RandomTokens(i % 2 == 0 ? 64 * Draw(1, 5) : Draw(1, 64 * 6)));
+      stems_.push_back(RandomTokens(i % 2 == 0 ? 64 * Draw(1, 8) : Draw(1, 64 * 8)));
     }
   }
 
   SimulationResult Run(int64_t operations) {
-    while (result_.operations < operations && result_.fault.empty()) {
+    while (Count() < operations && result_.fault.empty()) {
       Operate();
-      ++result_.operations;
-      if (result_.fault.empty()) Check();
+      if (random_.OneIn(kChecksOneIn)) Check();
+      FindFaults();
     }
     if (result_.fault.empty()) WindDown();
-    result_.preemptions = static_cast<int64_t>(stats_.preemptions.load());
+    Count();
     result_.prefix_hits = static_cast<int64_t>(stats_.prefix_hit_blocks.load());
-    if (!result_.fault.empty())
-      absl::StrAppend(&result_.fault, " (operation ", result_.operations, ")");
+    result_.saved = static_cast<int64_t>(stats_.saved.load());
+    if (!result_.fault.empty()) {
+      absl::StrAppend(&result_.fault, " (operation ", result_.operations(), ")");
+    }
     return result_;
   }
 
@@ -78,11 +86,20 @@ class World final : public engine::TokenOutput {
   }
 
  private:
-  enum Feature { kCancels, kDeadlines, kSlowReaders, kStopMatches, kPoison, kDrains, kNumFeatures };
-
-  int Draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
-  bool Chance(Feature feature, int percent) {
-    return features_[feature] && Draw(1, 100) <= percent;
+  int Draw(int low, int high) { return random_.Draw(low, high); }
+  bool Chance(Trouble trouble, int percent) {
+    return settings_.has(trouble) && Draw(1, 100) <= percent;
+  }
+  // Operations so far.
+  int64_t Count() {
+    result_.preemptions = static_cast<int64_t>(stats_.preemptions.load());
+    result_.copies = transfers_->finished_copies();
+    result_.group_plans = runner_->group_plans();
+    return result_.operations();
+  }
+  void FindFaults() {
+    if (!runner_->fault().empty()) Fault(runner_->fault());
+    if (!transfers_->fault().empty()) Fault(transfers_->fault());
   }
   void Fault(const std::string& what) {
     if (result_.fault.empty()) result_.fault = what;
@@ -96,24 +113,53 @@ class World final : public engine::TokenOutput {
 
   void Operate() {
     const int dice = Draw(1, 100);
-    if (dice <= 70) {
+    if (dice <= 80) {
       DoStep();
-    } else if (dice <= 88) {
+    } else if (dice <= 90) {
       Arrive();
     } else if (Client* client = AnyLive(); client == nullptr) {
       clock_.Advance(Draw(0, 2000) * kNsPerRow);
-    } else if (dice <= 91 && Chance(kCancels, 60)) {
-      client->request->cancelled = true;
-    } else if (dice <= 95 && features_[kSlowReaders]) {
-      client->request->paused = Draw(0, 2) == 0;
-    } else if (dice <= 97) {
+    } else if (dice <= 92) {
+      if (Chance(Trouble::kCancels, 40)) {
+        client->request->cancelled = true;
+        ++result_.cancels;
+      } else if (Chance(Trouble::kStopMatches, 20) && client->num_generated() > 0) {
+        client->request->stop_matched = true;
+      }
+    } else if (dice <= 94) {
+      if (settings_.has(Trouble::kSlowReaders)) client->request->paused = random_.OneIn(3);
+    } else if (dice <= 96) {
       clock_.Advance(Draw(0, 2000) * kNsPerRow);
-    } else if (Chance(kStopMatches, 50) &&
-               client->transcript.size() > client->request->prompt.size()) {
-      client->request->stop_matched = true;
-    } else if (Chance(kDrains, 5)) {
-      core_->EndQueued(absl::UnavailableError("drain"));
+    } else if (dice <= 98) {
+      if (Chance(Trouble::kPreemptions, 60)) Preempt();
+    } else if (dice == 99) {
+      if (Chance(Trouble::kClearedCaches, 30)) kv_->ClearCache();
+    } else if (Chance(Trouble::kDrains, 10)) {
+      Drain();
     }
+  }
+
+  // One of those that the last step ran or admitted, restored ones among them.
+  void Preempt() {
+    const engine::BatchPlan& plan = core_->last_plan();
+    const int admitted = static_cast<int>(plan.admissions.size());
+    const int candidates = admitted + static_cast<int>(plan.segments.size());
+    if (candidates == 0) return;
+    const int pick = Draw(0, candidates - 1);
+    const memory::SequenceId id = pick < admitted ? plan.admissions[pick].sequence
+                                                  : plan.segments[pick - admitted].sequence;
+    if (kv_->is_open(id)) core_->Preempt(id);
+  }
+
+  void Drain() {
+    const absl::Status status = absl::UnavailableError("drain");
+    ends_all_ = random_.OneIn(2);
+    if (ends_all_) {
+      core_->EndAll(status);
+    } else {
+      core_->EndQueued(status);
+    }
+    ends_all_ = false;
   }
 
   Client* AnyLive() {
@@ -125,7 +171,7 @@ class World final : public engine::TokenOutput {
   }
 
   void Arrive() {
-    if (live_ >= 12) return;
+    if (live_ >= kMostLive) return;
     auto request = std::make_shared<Request>();
     const std::vector<int32_t>& stem = stems_[Draw(0, 3)];
     // Lengths at, before and behind block edges, with and without a shared beginning.
@@ -137,28 +183,32 @@ class World final : public engine::TokenOutput {
     for (const int32_t token : RandomTokens(std::max(kept == 0 ? 1 : 0, own))) {
       request->prompt.push_back(token);
     }
-    request->stopping.max_tokens = Draw(0, 2) == 0 ? Draw(1, 20) : Draw(1, 500);
+    request->stopping.max_tokens = random_.OneIn(3) ? Draw(1, 20) : Draw(1, 300);
     request->sampling.seed = static_cast<uint64_t>(Draw(0, kTenants - 1));
+    request->attention = settings_.policies[Draw(0, static_cast<int>(settings_.policies.size()) - 1)];
     request->output.progress = Draw(0, 1) == 1;
     request->arrival_ns = clock_.NowNs();
-    if (Chance(kDeadlines, 40)) request->deadline_ns = clock_.NowNs() + Draw(0, 20000) * kNsPerRow;
-    const bool poisoned = Chance(kPoison, 10);
-    if (poisoned) request->prompt.back() = RecordingRunner::kPoison;
+    if (Chance(Trouble::kDeadlines, 40)) request->deadline_ns = clock_.NowNs() + Draw(0, 20000) * kNsPerRow;
+    const bool poisoned = Chance(Trouble::kPoisonedRows, 10);
+    if (poisoned) request->prompt.back() = kPoison;
     if (Draw(0, 4) > 0) {
       request->block_keys = memory::MakeBlockKeys(
-          secret_, "sim", absl::StrCat("tenant", request->sampling.seed), request->prompt);
+          secret_, request->attention.Fingerprint(), absl::StrCat("tenant", request->sampling.seed), request->prompt);
     }
     request->sink = sink_;
-    if (!engine::CheckFits(*request, options_).ok()) return;
+    if (!engine::CheckFits(*request, settings_.options, kv_->pools()).ok()) return;
     Client client{.request = request,
-                  .transcript = request->prompt,
+                  .chain = RecordChain(request->sampling.seed, request->attention),
                   .max_tokens = request->stopping.max_tokens,
+                  .last_token = -1,
                   .ended = false,
                   .poisoned = poisoned,
                   .last_progress = 0};
+    for (const int32_t token : request->prompt) client.chain.Append(token);
     ++result_.requests;
     ++live_;
-    clients_.emplace(request.get(), std::move(client));
+    arrivals_.emplace(request.get(), next_arrival_);
+    clients_.emplace(next_arrival_++, std::move(client));
     core_->Add(std::move(request));
   }
 
@@ -166,8 +216,10 @@ class World final : public engine::TokenOutput {
     const engine::StepReport report = core_->Step();
     ++result_.steps;
     const engine::BatchPlan& plan = core_->last_plan();
+    result_.segments += static_cast<int64_t>(plan.segments.size());
+    result_.admissions += static_cast<int64_t>(plan.admissions.size());
     if (report.rows != plan.num_rows()) Fault("a planned row was not run");
-    if (report.rows > options_.max_batched_tokens) Fault("more rows than the budget");
+    if (report.rows > settings_.options.max_batched_tokens) Fault("more rows than the budget");
     // The oldest running sequence is never a victim: victims come youngest first and one always
     // stays.
     for (size_t i = 1; i < plan.preemptions.size(); ++i) {
@@ -175,9 +227,7 @@ class World final : public engine::TokenOutput {
     }
     if (!plan.preemptions.empty()) {
       if (!plan.admissions.empty()) Fault("admitted in a step that preempts");
-      if (plan.segments.empty() && core_->kv().num_tables() == 0)
-        Fault("preempted the oldest sequence");
-      recent_preemptions_ += static_cast<int64_t>(plan.preemptions.size());
+      if (plan.segments.empty() && kv_->num_open() == 0) Fault("preempted the oldest sequence");
     }
     ForgetEnded();
   }
@@ -185,15 +235,20 @@ class World final : public engine::TokenOutput {
   // Ended requests are kept until the step after, so that a late event is noticed.
   void ForgetEnded() {
     for (auto it = clients_.begin(); it != clients_.end();) {
-      it = it->second.ended ? clients_.erase(it) : std::next(it);
+      if (!it->second.ended) {
+        ++it;
+        continue;
+      }
+      arrivals_.erase(it->second.request.get());
+      it = clients_.erase(it);
     }
   }
 
   void Receive(const TokenEvent& event) {
-    const auto found = clients_.find(event.request.get());
-    if (found == clients_.end() || found->second.ended)
-      return Fault("an event after the terminal one");
-    Client& client = found->second;
+    const auto arrival = arrivals_.find(event.request.get());
+    if (arrival == arrivals_.end()) return Fault("an event after the terminal one");
+    Client& client = clients_.at(arrival->second);
+    if (client.ended) return Fault("an event after the terminal one");
     switch (event.kind) {
       case TokenEvent::Kind::kProgress:
         if (event.progress.processed_tokens <= client.last_progress) Fault("progress did not move");
@@ -202,16 +257,17 @@ class World final : public engine::TokenOutput {
         client.last_progress = event.progress.processed_tokens;
         return;
       case TokenEvent::Kind::kToken: {
-        const int32_t expected =
-            RecordingRunner::ReferenceToken(client.request->sampling.seed, client.transcript);
+        const int32_t expected = NextToken(client.chain, settings_.shape, client.request->attention,
+                                           client.num_prompt());
         if (event.token != expected) Fault("transcript differs from a run alone");
-        client.transcript.push_back(event.token);
+        client.chain.Append(event.token);
+        client.last_token = event.token;
         return;
       }
       case TokenEvent::Kind::kFinished: {
-        const size_t generated = client.transcript.size() - client.request->prompt.size();
+        const uint32_t generated = static_cast<uint32_t>(client.num_generated());
         if (event.completion.completion_tokens != generated) Fault("wrong token count");
-        const bool eos = client.transcript.back() == 1;
+        const bool eos = client.last_token == 1;
         if (!eos && generated != client.max_tokens) Fault("finished early");
         break;
       }
@@ -241,7 +297,7 @@ class World final : public engine::TokenOutput {
         if (!client.poisoned) Fault("a healthy row failed");
         return;
       case absl::StatusCode::kUnavailable:
-        if (client.transcript.size() > client.request->prompt.size())
+        if (client.num_generated() > 0 && !ends_all_)
           Fault("a drain ended a running stream");
         return;
       default:
@@ -251,9 +307,14 @@ class World final : public engine::TokenOutput {
 
   void Check() {
     core_->CheckInvariants();
-    const memory::KvCounts counts = core_->kv().counts();
-    if (counts.held + counts.cached + counts.free != options_.num_blocks)
-      Fault("blocks do not add up");
+    const memory::KvCounts frames = kv_->frame_counts(), host = kv_->host_counts();
+    if (frames.held + frames.cached + frames.free != settings_.num_frames) {
+      Fault("frames do not add up");
+    }
+    if (host.held + host.cached + host.free != settings_.num_host_blocks) {
+      Fault("host blocks do not add up");
+    }
+    if (kv_->num_open() + kv_->num_saved() > live_) Fault("KV of a request that has ended");
   }
 
   // No new work and no trouble: everything must end within a bounded number of steps and leave
@@ -262,37 +323,59 @@ class World final : public engine::TokenOutput {
     int64_t rows = 0;
     for (auto& [key, client] : clients_) {
       client.request->paused = false;
-      if (!client.ended) rows += static_cast<int64_t>(client.transcript.size()) + client.max_tokens;
+      if (!client.ended) rows += client.chain.size() + client.max_tokens;
     }
     // Each preemption may recompute a whole context; the batcher's rules keep them few.
     const int64_t most = 1000 + 20 * rows;
     for (int64_t step = 0; !core_->idle() && result_.fault.empty(); ++step) {
       if (step > most) return Fault("no end in sight: livelock");
       DoStep();
-      Check();
+      if (random_.OneIn(kChecksOneIn)) Check();
+      FindFaults();
     }
     if (!result_.fault.empty()) return;
+    Check();
     if (live_ != 0) Fault("a request has no end");
-    if (core_->kv().counts().held != 0) Fault("blocks leaked");
+    if (kv_->frame_counts().held != 0) Fault("frames leaked");
+    if (kv_->host_counts().held != 0) Fault("host blocks leaked");
+    if (kv_->num_open() + kv_->num_saved() + kv_->num_closing() != 0) Fault("a sequence leaked");
   }
 
-  std::mt19937_64 random_;
-  engine::EngineOptions options_;
+  SimulationRandom random_;
+  const WorldSettings settings_;
   memory::BlockKeySecret secret_{};
-  bool features_[kNumFeatures] = {};
   memory::FakeClock clock_;
   engine::EngineStats stats_;
   std::shared_ptr<NoSink> sink_ = std::make_shared<NoSink>();
   std::vector<std::vector<int32_t>> stems_;
-  std::map<const Request*, Client> clients_;
+  std::map<uint64_t, Client> clients_;  // by arrival
+  std::map<const Request*, uint64_t> arrivals_;
+  uint64_t next_arrival_ = 0;
   int live_ = 0;
-  int64_t recent_preemptions_ = 0;
+  bool ends_all_ = false;  // a drain that ends running streams is under way
   SimulationResult result_;
-  std::unique_ptr<RecordingRunner> runner_;
-  std::unique_ptr<engine::EngineCore> core_;
+  std::optional<TestPools> pools_;
+  std::optional<SimulatedTransfers> transfers_;
+  std::optional<memory::KvStore> kv_;
+  std::optional<RecordingRunner> runner_;
+  std::optional<engine::EngineCore> core_;
 };
 
 }  // namespace
+
+void SimulationResult::Add(const SimulationResult& other) {
+  steps += other.steps;
+  requests += other.requests;
+  prefix_hits += other.prefix_hits;
+  saved += other.saved;
+  segments += other.segments;
+  admissions += other.admissions;
+  preemptions += other.preemptions;
+  cancels += other.cancels;
+  copies += other.copies;
+  group_plans += other.group_plans;
+  if (fault.empty()) fault = other.fault;
+}
 
 SimulationResult RunSimulation(uint64_t seed, int64_t operations) {
   return World(seed).Run(operations);
