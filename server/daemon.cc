@@ -82,6 +82,7 @@ std::vector<engine::AttentionPolicy> PoliciesOf(const ServerConfig& config) {
   using engine::AttentionPolicy;
   if (!config.policy_override) return {config.decode_policy};
   std::vector<AttentionPolicy> policies = {AttentionPolicy::kDense, AttentionPolicy::kSparse};
+  if (!config.infinigen_basis.empty()) policies.push_back(AttentionPolicy::kInfinigen);
   if (!config.forecast_heads.empty()) policies.push_back(AttentionPolicy::kForecast);
   return policies;
 }
@@ -206,7 +207,8 @@ ExitCode Daemon::LoadModel() {
                                   .kv = KvOptionsOf(config_),
                                   .attention = {.max_top_k =
                                                     static_cast<int>(config_.max_top_k_blocks),
-                                                .forecast_heads = config_.forecast_heads},
+                                                .forecast_heads = config_.forecast_heads,
+                                                .infinigen_basis = config_.infinigen_basis},
                                   .compute_threads = static_cast<int>(config_.threads),
                                   .max_batch = static_cast<int>(config_.batch),
                                   .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
@@ -306,7 +308,9 @@ void Daemon::LogKv(const memory::KvPools& pools) const {
   const memory::KvDemand demand{
       .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
       .selects = model_.deployment.attention.selects(),
-      .num_slots = options.num_slots};
+      .num_slots = options.num_slots,
+      .partial_keys =
+          model_.deployment.attention.decode == engine::AttentionPolicy::kInfinigen};
   spdlog::info("kv pools={} frames of {} bytes, {} host blocks of {} bytes; a full context takes {}",
                pools.num_frames, pools.layout.frame_bytes(), pools.num_host_blocks,
                pools.layout.host_block_bytes(),
