@@ -77,6 +77,9 @@ bool KvStore::Open(const KvAdmission& admission) {
   } else {
     AUGUR_CHECK(device_.Open(SharedTable(id), admission.keys, admission.hits, admission.blocks));
     AUGUR_CHECK(device_.Open(PrivateTable(id), {}, 0, 0));
+    // Held already: Extend must not ask for their room again.
+    const std::span<const BlockId> table = device_.table(SharedTable(id));
+    kv->frames.assign(table.begin(), table.end());
     open_.emplace(id, std::move(kv));
     AUGUR_CHECK(Extend(id, admission.blocks));
     return true;
