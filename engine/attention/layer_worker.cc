@@ -183,7 +183,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
   AppendAndCompress(layer, qkv);
   if (observer_ != nullptr) {
     backend_->Synchronize();
-    observer_->Observe(layer, rows_, qkv, options_.row_stride());
+    observer_->Observe(layer, rows_, qkv, options_.row_stride(), input);
   }
   TrackInfinigen(layer, qkv);
   ApproximateNext(layer, input);

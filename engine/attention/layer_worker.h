@@ -34,13 +34,15 @@
 
 namespace augur::engine {
 
-// Sees every row's post-RoPE q, k and v of every layer, for calibration. Called by the engine thread
+// Sees what attention works on in every layer, for calibration and tests. Called by the engine thread
 // inside RunLayer.
 class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;
-  // qkv: [rows, row_stride], q heads first, then k heads; valid for the call.
-  virtual void Observe(int layer, int rows, const float* qkv, int row_stride) = 0;
+  // qkv: [rows, row_stride], q heads, k heads (both after RoPE), v heads. input: what they were made
+  // of, [rows, hidden]. Valid for the call.
+  virtual void Observe(int layer, int rows, const float* qkv, int row_stride,
+                       const float* input) = 0;
 };
 
 struct LayerWorkerOptions {

@@ -85,29 +85,27 @@ void RunPrompt(const std::vector<TokenId>& tokens, LoadedModel* model,
   runner->set_observer(nullptr);
 }
 
-std::string ErrorText() { return std::strerror(errno); }
+absl::Status NotWritten(const std::string& path) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": cannot be written: ", std::strerror(errno)));
+}
 
-// All bytes and the directory entry's content are on disk when this returns OK.
-absl::Status WriteAll(const std::string& path, const std::string& bytes) {
+// All bytes are on disk when this returns OK, else there is no file.
+bool WriteAll(const std::string& path, const std::string& bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return absl::InvalidArgumentError(absl::StrCat(path, ": ", ErrorText()));
-  absl::Status status;
-  for (size_t written = 0; written < bytes.size() && status.ok();) {
-    const ssize_t wrote = write(fd, bytes.data() + written, bytes.size() - written);
-    if (wrote >= 0) {
-      written += wrote;
-    } else if (errno != EINTR) {
-      status = absl::InvalidArgumentError(absl::StrCat(path, ": ", ErrorText()));
-    }
+  if (fd < 0) return false;
+  bool written = true;
+  for (size_t at = 0; at < bytes.size() && written;) {
+    const ssize_t wrote = write(fd, bytes.data() + at, bytes.size() - at);
+    if (wrote >= 0) at += wrote;
+    written = wrote >= 0 || errno == EINTR;
   }
-  if (status.ok() && fsync(fd) != 0) {
-    status = absl::InvalidArgumentError(absl::StrCat(path, ": ", ErrorText()));
-  }
-  if (close(fd) != 0 && status.ok()) {
-    status = absl::InvalidArgumentError(absl::StrCat(path, ": ", ErrorText()));
-  }
-  if (!status.ok()) unlink(path.c_str());
-  return status;
+  written = written && fsync(fd) == 0;
+  const int reason = errno;
+  if (close(fd) == 0 && written) return true;
+  unlink(path.c_str());
+  if (!written) errno = reason;
+  return false;
 }
 
 }  // namespace
@@ -120,7 +118,7 @@ QueryMoments::QueryMoments(const ModelConfig& config)
                std::vector<double>(size_t(config.head_dim) * config.head_dim)),
       mean_(config.head_dim) {}
 
-void QueryMoments::Observe(int layer, int rows, const float* qkv, int row_stride) {
+void QueryMoments::Observe(int layer, int rows, const float* qkv, int row_stride, const float*) {
   for (int row = 0; row < rows; ++row) {
     const float* q = qkv + size_t(row) * row_stride;
     for (int kv_head = 0; kv_head < num_kv_heads_; ++kv_head) {
@@ -179,11 +177,11 @@ absl::Status WriteInfinigenBasis(const InfinigenBasis& basis, const ModelConfig&
   const uint64_t length = text.size();
   const std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
-  AUGUR_RETURN_IF_ERROR(WriteAll(temporary, bytes + text + data));
+  if (!WriteAll(temporary, bytes + text + data)) return NotWritten(path);
   if (rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  const std::string reason = ErrorText();
+  absl::Status status = NotWritten(path);
   unlink(temporary.c_str());
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", reason));
+  return status;
 }
 
 absl::Status CalibrateInfinigen(const CalibrationOptions& options) {

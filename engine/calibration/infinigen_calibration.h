@@ -28,7 +28,7 @@ namespace augur::engine {
 class QueryMoments final : public AttentionObserver {
  public:
   explicit QueryMoments(const ModelConfig& config);
-  void Observe(int layer, int rows, const float* qkv, int row_stride) override;
+  void Observe(int layer, int rows, const float* qkv, int row_stride, const float* input) override;
   InfinigenBasis Solve() const;
 
  private:
