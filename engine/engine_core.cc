@@ -55,7 +55,8 @@ memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
   const bool selects = request.attention.selects();
   return {.residency = residency,
           .selects = selects,
-          .num_slots = selects ? options.num_slots : kDenseSlots};
+          .num_slots = selects ? options.num_slots : kDenseSlots,
+          .partial_keys = request.attention.decode == AttentionPolicy::kInfinigen};
 }
 
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
@@ -191,10 +192,10 @@ BatchState EngineCore::MakeBatchState() const {
   state.available_frames = kv_->available_frames();
   state.available_host_blocks = kv_->available_host_blocks();
   state.running.reserve(running_.size());
-  // A step takes at most two frames for each running sequence (a block's and one for compressed
-  // keys); with that many at hand nobody is preempted and what a preemption would give back need
+  // A step takes at most three frames for each decoding sequence (a block's, one for compressed
+  // keys and one for partial keys); with that many at hand nobody is preempted and what a preemption would give back need
   // not be counted.
-  const bool tight = kv_->available_frames() < 2 * static_cast<int>(running_.size());
+  const bool tight = kv_->available_frames() < 3 * static_cast<int>(running_.size());
   for (const auto& [id, sequence] : running_) {
     const bool paused = sequence->paused_since_ns != RequestTimes::kUnset || !kv_->Ready(id);
     state.running.push_back(

@@ -17,10 +17,13 @@
 #include "kernels/ops/gated_silu.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/paged_attention.h"
+#include "kernels/ops/project_keys.h"
+#include "kernels/ops/project_queries.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope_append.h"
 #include "kernels/ops/sample_tokens.h"
 #include "kernels/ops/select_blocks.h"
+#include "kernels/ops/sum_channels.h"
 
 namespace augur::kernels {
 
@@ -44,6 +47,9 @@ class Backend {
   virtual void RopeAppend(const RopeAppendParams& params) = 0;
   virtual void CompressKeys(const CompressKeysParams& params) = 0;
   virtual void SelectBlocks(const SelectBlocksParams& params) = 0;
+  virtual void SumChannels(const SumChannelsParams& params) = 0;
+  virtual void ProjectKeys(const ProjectKeysParams& params) = 0;
+  virtual void ProjectQueries(const ProjectQueriesParams& params) = 0;
   virtual void PagedAttention(const PagedAttentionParams& params) = 0;
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/ops/compress_keys.h"
+#include "kernels/ops/project_keys.h"
 #include "kernels/paged_kv.h"
 
 namespace augur::memory {
@@ -13,6 +14,7 @@ namespace {
 static_assert(kKeyFrameBlocks == kernels::kKeyPageBlocks);
 static_assert(2 * kernels::kBlockTokens == kKeyFrameBlocks * kernels::kBlockWindows,
               "a page of keys holds the compressed keys of 32 blocks");
+static_assert(kPartialFrameBlocks == kernels::kPartialPageBlocks);
 
 int CeilDivide(int value, int by) { return (value + by - 1) / by; }
 
@@ -27,13 +29,15 @@ KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t ele
   return {.num_layers = num_layers,
           .num_kv_heads = num_kv_heads,
           .page_bytes = 2 * kernels::kBlockTokens * row,
-          .key_bytes = kernels::kBlockWindows * row};
+          .key_bytes = kernels::kBlockWindows * row,
+          .head_dim = head_dim};
 }
 
 KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int blocks) {
   AUGUR_CHECK(blocks > 0);
   KvFootprint footprint;
   if (demand.selects) footprint.key_frames = CeilDivide(blocks, kKeyFrameBlocks);
+  if (demand.partial_keys) footprint.partial_frames = CeilDivide(blocks, kPartialFrameBlocks);
   if (demand.residency == Residency::kDevice) {
     footprint.block_frames = blocks;
     return footprint;
@@ -56,6 +60,7 @@ std::string DescribeFootprint(const KvLayout& layout, const KvDemand& demand, in
   add(footprint.slot_frames, "slots");
   add(footprint.layer0_frames, "for layer 0");
   add(footprint.key_frames, "for compressed keys");
+  add(footprint.partial_frames, "for partial keys");
   absl::StrAppend(&text, " = ", footprint.frames(), " frames of ", layout.frame_bytes(),
                   " bytes = ", Mebibytes(footprint.frames() * layout.frame_bytes()),
                   " on the device");

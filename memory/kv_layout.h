@@ -9,6 +9,9 @@
 //                             layer 0 of block s
 //             layer 0         layer-0 pages of num_layers more blocks
 //             keys            compressed keys of 32 blocks: page_bytes = 32 * key_bytes
+//             partial keys    InfiniGen's partial keys of 8 blocks: a quarter of each key's
+//                             channels, page_bytes = 8 * partial_bytes; made of the keys in the
+//                             pages and never copied to the host
 //   host block   a block in the pinned pool: its pages and its compressed keys
 //
 // Plain data and pure functions.
@@ -27,8 +30,12 @@ struct KvLayout {
   int num_kv_heads = 0;
   size_t page_bytes = 0;  // [K 64 x head_dim][V 64 x head_dim]
   size_t key_bytes = 0;   // compressed keys of one block, layer and kv head: page_bytes / 32
+  int head_dim = 0;
 
   int num_groups() const { return num_layers * num_kv_heads; }
+  // Partial keys of one block, layer and kv head.
+  size_t partial_bytes() const { return page_bytes / 8; }
+  int num_channels() const { return head_dim / 4; }  // of a partial key
   size_t frame_bytes() const { return page_bytes * num_groups(); }
   size_t host_block_bytes() const { return (page_bytes + key_bytes) * num_groups(); }
 };
@@ -36,12 +43,14 @@ struct KvLayout {
 KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes);
 
 inline constexpr int kKeyFrameBlocks = 32;
+inline constexpr int kPartialFrameBlocks = 8;
 
 // What a sequence is promised when it is admitted.
 struct KvDemand {
   Residency residency = Residency::kDevice;
   bool selects = false;  // some policy of its reads compressed keys
   int num_slots = 0;     // of each (layer, kv head) group, when tiered
+  bool partial_keys = false;  // InfiniGen scores partial keys
 };
 
 struct KvFootprint {
@@ -49,9 +58,10 @@ struct KvFootprint {
   int slot_frames = 0;     // slots and spare slots
   int layer0_frames = 0;   // layer 0 beyond what the slot frames hold
   int key_frames = 0;      // compressed keys
+  int partial_frames = 0;  // partial keys
   int host_blocks = 0;
 
-  int frames() const { return block_frames + slot_frames + layer0_frames + key_frames; }
+  int frames() const { return block_frames + slot_frames + layer0_frames + key_frames + partial_frames; }
   bool operator==(const KvFootprint&) const = default;
 };
 

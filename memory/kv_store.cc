@@ -50,7 +50,7 @@ KvCost KvStore::CostOf(const KvAdmission& admission) const {
     return {.frames = footprint.frames(),
             .host_blocks = host_->CostOf(admission.keys, admission.hits, footprint.host_blocks)};
   }
-  return {.frames = footprint.key_frames +
+  return {.frames = footprint.key_frames + footprint.partial_frames +
                     device_.CostOf(admission.keys, admission.hits, footprint.block_frames),
           .host_blocks = 0};
 }
@@ -62,6 +62,12 @@ bool KvStore::Open(const KvAdmission& admission) {
   auto kv = std::make_unique<SequenceKv>();
   kv->id = admission.id;
   kv->demand = admission.demand;
+  if (kv->demand.partial_keys) {
+    const KvLayout& layout = pools_.layout;
+    AUGUR_CHECK(layout.num_channels() > 0 && admission.hits == 0);
+    kv->channel_sums.assign(size_t(layout.num_groups()) * layout.head_dim, 0.0f);
+    kv->channels.assign(size_t(layout.num_groups()) * layout.num_channels(), 0);
+  }
   const SequenceId id = admission.id;
   if (kv->tiered()) {
     AUGUR_CHECK(OpenHost(admission, kv.get()));
@@ -91,13 +97,15 @@ bool KvStore::OpenHost(const KvAdmission& admission, SequenceKv* kv) {
   return true;
 }
 
-// Slot, layer-0 and key frames of a tiered sequence.
+// Slot, layer-0, key and partial-key frames of a tiered sequence.
 bool KvStore::TakeFrames(const KvFootprint& footprint, SequenceKv* kv) {
   if (!device_.Open(PrivateTable(kv->id), {}, 0, footprint.frames())) return false;
   const std::span<const BlockId> table = device_.table(PrivateTable(kv->id));
   const int in_place = footprint.slot_frames + footprint.layer0_frames;
   kv->frames.assign(table.begin(), table.begin() + in_place);
-  kv->key_frames.assign(table.begin() + in_place, table.end());
+  const int end_keys = in_place + footprint.key_frames;
+  kv->key_frames.assign(table.begin() + in_place, table.begin() + end_keys);
+  kv->partial_frames.assign(table.begin() + end_keys, table.end());
   kv->num_slots = footprint.slot_frames;
   const size_t entries = size_t(pools_.layout.num_groups()) * kv->num_slots;
   kv->slot_blocks.assign(entries, kNoBlock);
@@ -110,7 +118,8 @@ int KvStore::MissingFrames(SequenceId id, int blocks) const {
   if (kv.tiered()) return 0;
   const int held = static_cast<int>(kv.frames.size());
   const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, std::max(blocks, held));
-  return footprint.frames() - held - static_cast<int>(kv.key_frames.size());
+  return footprint.frames() - held -
+         static_cast<int>(kv.key_frames.size() + kv.partial_frames.size());
 }
 
 bool KvStore::Extend(SequenceId id, int blocks) {
@@ -124,10 +133,14 @@ bool KvStore::Extend(SequenceId id, int blocks) {
   const std::span<const BlockId> table = device_.table(SharedTable(id));
   kv.frames.assign(table.begin(), table.end());
   const int num_blocks = static_cast<int>(table.size());
-  AUGUR_CHECK(device_.Extend(PrivateTable(id),
-                             FootprintOf(pools_.layout, kv.demand, num_blocks).key_frames));
-  const std::span<const BlockId> keys = device_.table(PrivateTable(id));
-  kv.key_frames.assign(keys.begin(), keys.end());
+  const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, num_blocks);
+  AUGUR_CHECK(device_.Extend(PrivateTable(id), footprint.key_frames + footprint.partial_frames));
+  // The table grows at its end, so both kinds lie mixed in it, in the order of their coming.
+  const std::span<const BlockId> own = device_.table(PrivateTable(id));
+  for (size_t i = kv.key_frames.size() + kv.partial_frames.size(); i < own.size(); ++i) {
+    const bool key = static_cast<int>(kv.key_frames.size()) < footprint.key_frames;
+    (key ? kv.key_frames : kv.partial_frames).push_back(own[i]);
+  }
   return true;
 }
 
@@ -332,6 +345,8 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   if (!kv.tiered()) device_.Release(SharedTable(id));
   kv.frames.clear();
   kv.key_frames.clear();
+  kv.partial_frames.clear();
+  kv.partial_tokens = 0;
   kv.demand.residency = Residency::kTiered;
   computed_tokens_[id] = num_tokens;
   saved_.insert(std::move(node));
@@ -398,7 +413,9 @@ void KvStore::CheckSequence(const SequenceKv& kv) const {
   const bool tiered = kv.tiered();
   const int blocks = static_cast<int>(tiered ? kv.host_blocks.size() : kv.frames.size());
   const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, blocks);
-  AUGUR_CHECK(static_cast<int>(kv.frames.size() + kv.key_frames.size()) == footprint.frames());
+  AUGUR_CHECK(static_cast<int>(kv.frames.size() + kv.key_frames.size() +
+                               kv.partial_frames.size()) == footprint.frames());
+  AUGUR_CHECK(static_cast<int>(kv.partial_frames.size()) == footprint.partial_frames);
   AUGUR_CHECK(kv.num_slots == footprint.slot_frames);
   if (!kv.writes_behind()) return;
   for (size_t layer = 0; layer < kv.landed_blocks.size(); ++layer) {
@@ -428,7 +445,8 @@ void KvStore::CheckInvariants() const {
     }
   }
   for (const auto& [id, kv] : saved_) {
-    AUGUR_CHECK(kv->frames.empty() && kv->key_frames.empty() && kv->writes.empty());
+    AUGUR_CHECK(kv->frames.empty() && kv->key_frames.empty() && kv->partial_frames.empty() &&
+                kv->writes.empty());
   }
   AUGUR_CHECK(device_.num_tables() == device_tables);
   if (host_) AUGUR_CHECK(host_->num_tables() == host_tables);

@@ -32,10 +32,17 @@ struct SequenceKv {
   int num_slots = 0;  // demand.num_slots, or the blocks of a shorter sequence
   std::vector<int32_t> frames;       // kDevice: of each block. kTiered: slot frames, then layer 0
   std::vector<int32_t> key_frames;   // of each 32 blocks' compressed keys
+  std::vector<int32_t> partial_frames;  // of each 8 blocks' partial keys
   std::vector<int32_t> host_blocks;  // of each block; empty: nothing goes to the host
   std::vector<int32_t> slot_blocks;  // [layers][kv heads][num_slots]
   std::vector<int32_t> slot_stamps;  // likewise
   int keyed_blocks = 0;              // blocks whose compressed keys are on the device
+
+  // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
+  std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens
+  std::vector<int32_t> channels;    // [layers][kv heads][head_dim / 4], ascending
+  int summed_tokens = 0;            // of the prompt, that channel_sums have; all: channels are chosen
+  int partial_tokens = 0;           // whose partial keys are on the device
 
   // The host side. Blocks below submitted_blocks[layer] have been handed to the transfer engine,
   // those below landed_blocks[layer] are in the host pool, both in order of blocks.
@@ -74,6 +81,17 @@ struct SequenceKv {
   std::byte* block_keys(const KvPools& pools, int layer, int kv_head, int block) const {
     return pools.device_page(key_frames[block / kKeyFrameBlocks], layer, kv_head) +
            block % kKeyFrameBlocks * pools.layout.key_bytes;
+  }
+  std::byte* block_partial_keys(const KvPools& pools, int layer, int kv_head, int block) const {
+    return pools.device_page(partial_frames[block / kPartialFrameBlocks], layer, kv_head) +
+           block % kPartialFrameBlocks * pools.layout.partial_bytes();
+  }
+  // A layer's part of the InfiniGen state: [kv heads][...].
+  float* sums_of(const KvLayout& layout, int layer) {
+    return channel_sums.data() + size_t(layer) * layout.num_kv_heads * layout.head_dim;
+  }
+  int32_t* channels_of(const KvLayout& layout, int layer) {
+    return channels.data() + size_t(layer) * layout.num_kv_heads * layout.num_channels();
   }
 };
 

@@ -82,6 +82,7 @@ std::vector<engine::AttentionPolicy> PoliciesOf(const ServerConfig& config) {
   using engine::AttentionPolicy;
   if (!config.policy_override) return {config.decode_policy};
   std::vector<AttentionPolicy> policies = {AttentionPolicy::kDense, AttentionPolicy::kSparse};
+  if (!config.infinigen_basis.empty()) policies.push_back(AttentionPolicy::kInfinigen);
   if (!config.forecast_heads.empty()) policies.push_back(AttentionPolicy::kForecast);
   return policies;
 }
@@ -113,7 +114,8 @@ KvDescription DescribeKv(const ServerConfig& config, const engine::LoadedModel& 
   const memory::KvDemand demand{
       .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
       .selects = AttentionOf(config).selects(),
-      .num_slots = model.num_slots};
+      .num_slots = model.num_slots,
+      .partial_keys = config.decode_policy == engine::AttentionPolicy::kInfinigen};
   const int blocks = (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
   return {.residency = engine::NameOf(config.residency),
           .full_context = memory::DescribeFootprint(layout, demand, blocks),
@@ -225,7 +227,8 @@ ExitCode Daemon::LoadModel() {
                                   .kv = KvOptionsOf(config_),
                                   .attention = {.max_top_k =
                                                     static_cast<int>(config_.max_top_k_blocks),
-                                                .forecast_heads = config_.forecast_heads},
+                                                .forecast_heads = config_.forecast_heads,
+                                                .infinigen_basis = config_.infinigen_basis},
                                   .compute_threads = static_cast<int>(config_.threads),
                                   .max_batch = static_cast<int>(config_.batch),
                                   .max_batched_tokens = static_cast<int>(config_.batched_tokens)});

@@ -241,6 +241,8 @@ std::vector<Key> AttentionKeys() {
                  &C::dense_len, -1, 1 << 24),
       TextKey("forecast_heads", "safetensors file of Forecast heads, for the policy forecast",
               &C::forecast_heads, 4096),
+      TextKey("infinigen_basis", "safetensors file of bases, for the policy infinigen",
+              &C::infinigen_basis, 4096),
   };
 }
 
@@ -432,6 +434,11 @@ absl::Status FillAttention(ServerConfig* config) {
     return absl::InvalidArgumentError(
         "prefill_policy: expected dense, sparse or forecast, found infinigen, which chooses for "
         "generated tokens only (its prompts are sparse)");
+  }
+  if (config->decode_policy == engine::AttentionPolicy::kInfinigen &&
+      config->infinigen_basis.empty()) {
+    return absl::InvalidArgumentError(
+        "decode_policy: infinigen needs infinigen_basis, a file that augur-infinigen-basis makes");
   }
   for (const auto& [key, policy] :
        {std::pair{"prefill_policy", config->prefill_policy},

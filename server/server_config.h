@@ -55,6 +55,7 @@ struct ServerConfig {
   int64_t local_blocks = 8;
   int64_t dense_len = -1;
   std::string forecast_heads;
+  std::string infinigen_basis;
 
   int64_t batch = 32;          // sequences in a step
   int64_t batched_tokens = 0;  // rows in a step; set from batch when not given

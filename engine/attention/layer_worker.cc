@@ -86,13 +86,16 @@ absl::Status LayerWorker::Allocate() {
     selection->counts.resize(rows * heads);
     selection->pages.resize(rows * heads * stride_);
   }
+  if (options_.infinigen.basis != nullptr) AUGUR_RETURN_IF_ERROR(CreateInfinigen());
   const size_t segments = options_.max_segments;
   const size_t touched = (rows / kBlockTokens + 3 * segments) * heads;
   const size_t context_blocks = (options_.max_context + kBlockTokens - 1) / kBlockTokens;
   append_pages_.reserve(touched);
   source_pages_.reserve(touched);
   key_targets_.reserve(touched);
-  key_pages_.reserve(segments * heads * (context_blocks / memory::kKeyFrameBlocks + 1));
+  const size_t page_blocks =
+      infinigen_ == nullptr ? memory::kKeyFrameBlocks : memory::kPartialFrameBlocks;
+  key_pages_.reserve(3 * segments * heads * (context_blocks / page_blocks + 1));
   list_pages_.reserve(3 * segments * heads * context_blocks);
   append_segments_.reserve(segments);
   compress_segments_.reserve(segments);
@@ -123,6 +126,7 @@ void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
     }
     staging_.push_back(staging);
     RestoreKeys(segment);
+    RestorePartialKeys(segment);
     if (tiered && !chunk) {
       const memory::ForcedBlocks forced =
           segment.attention->selects() ? ForcedOf(segment) : memory::ForcedBlocks{};
@@ -174,9 +178,15 @@ void LayerWorker::RestoreKeys(const StepSegment& segment) {
   kv->keyed_blocks = end;
 }
 
-void LayerWorker::RunLayer(int layer, float* qkv, float* attended) {
+void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* input) {
   residency_.BeginLayer(layer, layer == 0 ? 0 : staged_places_);
   AppendAndCompress(layer, qkv);
+  if (observer_ != nullptr) {
+    backend_->Synchronize();
+    observer_->Observe(layer, rows_, qkv, options_.row_stride(), input);
+  }
+  TrackInfinigen(layer, qkv);
+  ApproximateNext(layer, input);
   SelectAhead(layer);
   SelectNow(layer, qkv);
   residency_.WaitForLayer(layer);
@@ -187,6 +197,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended) {
 
 void LayerWorker::EndStep() {
   for (const StepSegment& segment : segments_) {
+    EndInfinigen(segment);
     if (!segment.kv->demand.selects) continue;
     segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, CompleteBlocks(segment.rows));
   }
@@ -276,62 +287,106 @@ void LayerWorker::Compress(int layer) {
 }
 
 bool LayerWorker::ChoosesAhead(const Piece& piece, int layer) const {
-  return piece.policy == AttentionPolicy::kForecast && piece.ahead() && layer > 0;
+  const bool foretold = piece.policy == AttentionPolicy::kForecast ||
+                        piece.policy == AttentionPolicy::kInfinigen;
+  return foretold && piece.ahead() && layer > 0;
 }
 
 bool LayerWorker::ChoosesNow(const Piece& piece, int layer) const {
   return piece.selects() && !ChoosesAhead(piece, layer);
 }
 
-// Chooses for `layer` the blocks of all pieces for which `wanted` holds; policy says by what rule q
-// scores.
 template <class Wanted>
-void LayerWorker::Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
-                         int q_stride, Selection* selection) {
+void LayerWorker::GatherSelection(int layer, const Wanted& wanted, bool partial) {
+  const int page_blocks = partial ? memory::kPartialFrameBlocks : memory::kKeyFrameBlocks;
   key_pages_.clear();
   select_segments_.clear();
   for (const Piece& piece : pieces_) {
     if (!wanted(piece)) continue;
     const SequenceKv& kv = *piece.segment->kv;
-    const int pages =
-        (EndBlock(piece.rows) + memory::kKeyFrameBlocks - 1) / memory::kKeyFrameBlocks;
+    const std::vector<int32_t>& frames = partial ? kv.partial_frames : kv.key_frames;
+    const int pages = (EndBlock(piece.rows) + page_blocks - 1) / page_blocks;
     select_segments_.push_back({.rows = piece.rows,
                                 .budget = piece.segment->attention->budget,
                                 .key_pages = key_pages_.data() + key_pages_.size(),
                                 .key_page_stride = pages});
     for (int head = 0; head < options_.num_kv_heads; ++head) {
       for (int page = 0; page < pages; ++page) {
-        key_pages_.push_back(
-            store_->pools().device_page(kv.key_frames[page], layer, head));
+        key_pages_.push_back(store_->pools().device_page(frames[page], layer, head));
       }
     }
   }
+}
+
+// The rest of the parameters is the same for all.
+void LayerWorker::RunSelection(kernels::SelectBlocksParams params, Selection* selection) {
+  params.segments = select_segments_.data();
+  params.num_segments = static_cast<int>(select_segments_.size());
+  params.num_kv_heads = options_.num_kv_heads;
+  params.dtype = options_.kv_dtype;
+  params.blocks = selection->blocks.data();
+  params.counts = selection->counts.data();
+  params.selection_stride = stride_;
+  backend_->SelectBlocks(params);
+  backend_->Synchronize();
+}
+
+// Chooses for `layer` the blocks of all pieces for which `wanted` holds, by compressed keys; policy
+// says by what rule q scores.
+template <class Wanted>
+void LayerWorker::Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
+                         int q_stride, Selection* selection) {
+  GatherSelection(layer, wanted, /*partial=*/false);
   if (select_segments_.empty()) return;
   const bool by_query = policy == AttentionPolicy::kSparse;
-  backend_->SelectBlocks(
+  RunSelection(
       {.q = q,
-       .segments = select_segments_.data(),
-       .num_segments = static_cast<int>(select_segments_.size()),
        .q_stride = q_stride,
-       .num_kv_heads = options_.num_kv_heads,
        .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
        .key_dim = options_.head_dim,
        .keys_per_block = kernels::kBlockWindows,
        .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
-       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
-       .dtype = options_.kv_dtype,
-       .blocks = selection->blocks.data(),
-       .counts = selection->counts.data(),
-       .selection_stride = stride_});
-  backend_->Synchronize();
+       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim))},
+      selection);
+}
+
+// Likewise by partial keys, with the queries that the layer before approximated.
+template <class Wanted>
+void LayerWorker::SelectInfinigen(int layer, const Wanted& wanted, Selection* selection) {
+  if (infinigen_ == nullptr) return;
+  const auto chosen_so = [&](const Piece& piece) {
+    return piece.policy == AttentionPolicy::kInfinigen && wanted(piece);
+  };
+  GatherSelection(layer, chosen_so, /*partial=*/true);
+  if (select_segments_.empty()) return;
+  query_segments_.clear();
+  for (const Piece& piece : pieces_) {
+    if (!chosen_so(piece)) continue;
+    query_segments_.push_back(
+        {piece.rows, piece.segment->kv->channels_of(store_->pools().layout, layer)});
+  }
+  RunSelection({.q = infinigen_->Queries(layer, query_segments_),
+                .q_stride = infinigen_->vector_width(),
+                .heads_per_group = 1,
+                .key_dim = infinigen_->num_channels(),
+                .keys_per_block = kBlockTokens,
+                .keys_per_page = memory::kPartialFrameBlocks * kBlockTokens,
+                .rule = kernels::ScoreRule::kProduct},
+               selection);
 }
 
 void LayerWorker::SelectAhead(int layer) {
   const int next = layer + 1;
   if (next < options_.num_layers) {
     Select(
-        next, [&](const Piece& piece) { return ChoosesAhead(piece, next); },
+        next,
+        [&](const Piece& piece) {
+          return ChoosesAhead(piece, next) && piece.policy == AttentionPolicy::kForecast;
+        },
         AttentionPolicy::kForecast, forecasts_[layer % 2], options_.kv_width(),
+        &selections_[next % 2]);
+    SelectInfinigen(
+        next, [&](const Piece& piece) { return ChoosesAhead(piece, next); },
         &selections_[next % 2]);
     if (options_.prefetch) Request(next, TransferKind::kPrefetch);
   }
@@ -342,7 +397,10 @@ void LayerWorker::SelectNow(int layer, const float* qkv) {
   Select(
       layer,
       [&](const Piece& piece) {
-        return ChoosesNow(piece, layer) && piece.policy == AttentionPolicy::kSparse;
+        // InfiniGen has no layer before layer 0 that could approximate its queries.
+        const bool by_query = piece.policy == AttentionPolicy::kSparse ||
+                              (layer == 0 && piece.policy == AttentionPolicy::kInfinigen);
+        return ChoosesNow(piece, layer) && by_query;
       },
       AttentionPolicy::kSparse, qkv, options_.row_stride(), selection);
   // Layer 0 has heads of its own; a later one takes what the layer before foretold.
@@ -355,7 +413,11 @@ void LayerWorker::SelectNow(int layer, const float* qkv) {
       },
       AttentionPolicy::kForecast, forecast,
       layer == 0 ? options_.row_stride() : options_.kv_width(), selection);
-  if (layer > 0) Request(layer, TransferKind::kFetch);
+  if (layer > 0) {
+    SelectInfinigen(
+        layer, [&](const Piece& piece) { return ChoosesNow(piece, layer); }, selection);
+    Request(layer, TransferKind::kFetch);
+  }
 }
 
 // Asks for the blocks of slot rows: kPrefetch of those that chose ahead, kFetch of the others;
@@ -383,7 +445,9 @@ void LayerWorker::Request(int layer, TransferKind kind) {
 // How many of the blocks that the layer's own query would choose the Forecast chose too.
 void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   if (options_.recall_every == 0 || step_ % options_.recall_every != 0 || layer == 0) return;
-  const auto measured = [&](const Piece& piece) { return ChoosesAhead(piece, layer); };
+  const auto measured = [&](const Piece& piece) {
+    return ChoosesAhead(piece, layer) && piece.policy == AttentionPolicy::kForecast;
+  };
   Select(layer, measured, AttentionPolicy::kSparse, qkv, options_.row_stride(), &recall_);
   uint64_t found = 0, wanted = 0;
   for (const Piece& piece : pieces_) {

@@ -1,7 +1,8 @@
 // Attention of one layer after another for all rows of a step, whatever their policies and wherever
 // their KV lies: what design section 5 calls steps 5 to 7. The order within layer l:
 //
-//   1. RoPE, append k and v, compress the windows that the new rows complete
+//   1. RoPE, append k and v, compress the windows that the new rows complete; InfiniGen's sums and
+//      partial keys (infinigen.h)
 //   2. rows that choose ahead (Forecast, InfiniGen) choose for l + 1, and their missing blocks start
 //      to move
 //   3. rows that choose by this layer's own query choose for l, and fetch on need
@@ -26,11 +27,23 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
+#include "engine/attention/infinigen.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
 #include "memory/layer_residency.h"
 
 namespace augur::engine {
+
+// Sees what attention works on in every layer, for calibration and tests. Called by the engine thread
+// inside RunLayer.
+class AttentionObserver {
+ public:
+  virtual ~AttentionObserver() = default;
+  // qkv: [rows, row_stride], q heads, k heads (both after RoPE), v heads. input: what they were made
+  // of, [rows, hidden]. Valid for the call.
+  virtual void Observe(int layer, int rows, const float* qkv, int row_stride,
+                       const float* input) = 0;
+};
 
 struct LayerWorkerOptions {
   int num_layers = 0;
@@ -49,6 +62,8 @@ struct LayerWorkerOptions {
   int compute_threads = 1;
   const float* cos = nullptr;  // [max_context, head_dim / 2]
   const float* sin = nullptr;
+  // InfiniGen; a null basis: no request uses it. Its shape, rows and tables are filled in by Create.
+  InfinigenOptions infinigen;
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
@@ -68,9 +83,13 @@ class LayerWorker {
 
   // `segments` stay valid until EndStep.
   void BeginStep(std::span<const StepSegment> segments, int rows);
-  // qkv [rows, row_stride] -> attended [rows, q_width]; layers in order.
-  void RunLayer(int layer, float* qkv, float* attended);
+  // qkv [rows, row_stride] -> attended [rows, q_width]; layers in order. input: what qkv was made
+  // of, [rows, hidden]; may be null where no row uses InfiniGen.
+  void RunLayer(int layer, float* qkv, float* attended, const float* input = nullptr);
   void EndStep();
+
+  // Null: nobody. It outlives the last step.
+  void set_observer(AttentionObserver* observer) { observer_ = observer; }
 
   // Blocks that the last RunLayer chose, for tests: of `row`, kv head `kv_head`; empty: dense.
   std::span<const int32_t> chosen(int layer, int row, int kv_head) const;
@@ -109,6 +128,10 @@ class LayerWorker {
   // Whether `piece` chooses for `layer` while that layer runs, rather than one before.
   bool ChoosesNow(const Piece& piece, int layer) const;
   bool ChoosesAhead(const Piece& piece, int layer) const;
+  // Segments of all pieces for which `wanted` holds, with their pages of scoring keys at `layer`.
+  template <class Wanted>
+  void GatherSelection(int layer, const Wanted& wanted, bool partial);
+  void RunSelection(kernels::SelectBlocksParams params, Selection* selection);
   template <class Wanted>
   void Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
               int q_stride, Selection* selection);
@@ -116,6 +139,17 @@ class LayerWorker {
   void SelectAhead(int layer);
   void Request(int layer, memory::TransferKind kind);
   void MeasureRecall(int layer, const float* qkv);
+
+  // layer_infinigen.cc
+  absl::Status CreateInfinigen();
+  void TrackInfinigen(int layer, const float* qkv);
+  void AppendPartialKeys(memory::SequenceKv* kv, int layer, const kernels::Segment& tokens,
+                         const Staging* staging);
+  void RestorePartialKeys(const StepSegment& segment);
+  void EndInfinigen(const StepSegment& segment);
+  void ApproximateNext(int layer, const float* input);
+  template <class Wanted>
+  void SelectInfinigen(int layer, const Wanted& wanted, Selection* selection);
 
   void Attend(int layer, const float* qkv, float* attended);
   void AttendInPlace(int layer, const float* qkv, float* attended);
@@ -140,6 +174,8 @@ class LayerWorker {
   memory::ResidencyStats* const stats_;
   const memory::Clock* const clock_;
   memory::LayerResidency residency_;
+  std::unique_ptr<Infinigen> infinigen_;  // null: no basis
+  AttentionObserver* observer_ = nullptr;
   const int stride_;  // blocks of a selection
 
   int rows_ = 0;
@@ -164,6 +200,8 @@ class LayerWorker {
   std::vector<kernels::AppendSegment> append_segments_;
   std::vector<kernels::CompressSegment> compress_segments_;
   std::vector<kernels::SelectSegment> select_segments_;
+  std::vector<kernels::ChannelSegment> channel_segments_;
+  std::vector<kernels::QuerySegment> query_segments_;
   std::vector<kernels::AttentionSegment> attention_segments_;
   std::vector<memory::BlockRequest> requests_;
   std::vector<std::vector<int32_t>> tile_blocks_;  // [kv heads]

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/forecast_heads.h"
+#include "engine/model/infinigen_basis.h"
 #include "engine/model/json_fields.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
@@ -106,11 +107,17 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   if (!options.attention.forecast_heads.empty()) {
     AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
   }
+  std::optional<InfinigenBasis> infinigen;
+  if (!options.attention.infinigen_basis.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(infinigen,
+                           LoadInfinigenBasis(options.attention.infinigen_basis, config));
+  }
   AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.folder));
   AUGUR_ASSIGN_OR_RETURN(
       TransformerWeights weights,
       LoadTransformerWeights(*checkpoint, config, backend, heads ? &*heads : nullptr));
+  weights.infinigen = std::move(infinigen);
 
   const kernels::DType kv_dtype = options.kv.dtype.value_or(weights.dtype);
   AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,

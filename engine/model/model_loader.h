@@ -39,6 +39,7 @@ struct ModelInfo {
 struct AttentionOptions {
   int max_top_k = 0;           // blocks, of any request's selection; 0: no policy selects
   std::string forecast_heads;  // safetensors file; empty: no policy `forecast`
+  std::string infinigen_basis;  // likewise, of the policy `infinigen`
 };
 
 struct ModelOptions {

@@ -40,7 +40,10 @@ LayerWorkerOptions TransformerRunner::AttentionOptions() const {
           .recall_every = options_.recall_every,
           .compute_threads = options_.compute_threads,
           .cos = cos_,
-          .sin = sin_};
+          .sin = sin_,
+          .infinigen = {.basis = weights_.infinigen ? &*weights_.infinigen : nullptr,
+                        .weights = weights_.layers,
+                        .hidden_size = config_.hidden_size}};
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
@@ -147,7 +150,7 @@ void TransformerRunner::RunAttention(int layer, int rows) {
                     .rows = rows,
                     .x_stride = hidden,
                     .y_stride = qkv_stride_});
-  layer_worker_->RunLayer(layer, qkv_, attended_);
+  layer_worker_->RunLayer(layer, qkv_, attended_, normed_);
   backend_->Linear({.x = attended_,
                     .weight = weights.output.weight.get(),
                     .bias = weights.output.bias_data(),

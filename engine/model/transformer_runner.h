@@ -48,6 +48,8 @@ class TransformerRunner final : public ModelRunner {
   // Valid until the next Run. For tests and prompt scoring.
   std::span<const float> logits() const;
   const LayerWorker& layer_worker() const { return *layer_worker_; }
+  // For calibration: see AttentionObserver.
+  void set_observer(AttentionObserver* observer) { layer_worker_->set_observer(observer); }
 
  private:
   TransformerRunner(kernels::Backend* backend, const ModelConfig& config,

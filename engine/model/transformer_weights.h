@@ -6,11 +6,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/forecast_heads.h"
+#include "engine/model/infinigen_basis.h"
 #include "engine/model/model_config.h"
 #include "kernels/backend.h"
 
@@ -40,6 +42,7 @@ struct TransformerWeights {
   std::vector<float> final_norm;                // [hidden]
   std::unique_ptr<kernels::PackedWeight> head;  // [vocab, hidden]
   int64_t num_parameters = 0;                   // tied ones once
+  std::optional<InfinigenBasis> infinigen;      // set by the model loader
 };
 
 // `heads` may be null. They are rounded to the dtype of the projections that they are fused with.

@@ -42,6 +42,9 @@ class CpuBackend final : public Backend {
   void RopeAppend(const RopeAppendParams& params) override;
   void CompressKeys(const CompressKeysParams& params) override;
   void SelectBlocks(const SelectBlocksParams& params) override;
+  void SumChannels(const SumChannelsParams& params) override;
+  void ProjectKeys(const ProjectKeysParams& params) override;
+  void ProjectQueries(const ProjectQueriesParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;

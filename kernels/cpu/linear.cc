@@ -26,12 +26,14 @@ std::unique_ptr<PackedWeight> CpuBackend::PackWeight(const WeightSource& source)
 void CpuBackend::Linear(const LinearParams& params) {
   const auto& weight = static_cast<const CpuPackedWeight&>(*params.weight);
   AUGUR_CHECK(weight.panel_columns() == isa_.panel_columns);
+  AUGUR_CHECK(params.columns >= 0 && params.columns <= weight.out_features());
+  const int columns = params.columns == 0 ? weight.out_features() : params.columns;
   AUGUR_CHECK(params.rows >= 0 && params.x_stride >= weight.in_features() &&
-              params.y_stride >= weight.out_features());
+              params.y_stride >= columns);
   if (params.rows == 0) return;
   const int row_blocks = (params.rows + kLinearMaxRows - 1) / kLinearMaxRows;
-  const int num_panels = weight.num_panels();
-  const int64_t products = int64_t{params.rows} * weight.in_features() * weight.out_features();
+  const int num_panels = (columns + isa_.panel_columns - 1) / isa_.panel_columns;
+  const int64_t products = int64_t{params.rows} * weight.in_features() * columns;
   const int threads =
       static_cast<int>(std::min<int64_t>(pool_.num_threads(), products / kProductsPerItem + 1));
   // Runs of equal length, a multiple of the threads in number.
@@ -55,7 +57,7 @@ void CpuBackend::Linear(const LinearParams& params) {
     block.x_stride = params.x_stride;
     block.y_stride = params.y_stride;
     block.rows = end_row - first_row;
-    block.columns = std::min(end_panel * isa_.panel_columns, weight.out_features()) - first_column;
+    block.columns = std::min(end_panel * isa_.panel_columns, columns) - first_column;
     block.in_features = weight.in_features();
     block.is_bf16 = weight.is_bf16();
     block.accumulate = params.accumulate;

@@ -30,11 +30,13 @@ struct LinearParams {
   const float* x = nullptr;  // [rows, in_features], rows x_stride apart
   const PackedWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features], may be null
-  float* y = nullptr;           // [rows, out_features], rows y_stride apart
+  float* y = nullptr;           // [rows, columns], rows y_stride apart
   int rows = 0;
   int x_stride = 0;
   int y_stride = 0;
   bool accumulate = false;  // y += instead of y =, for residual connections
+  // Only the first so many outputs, with the bits that they have among all; 0: all of them.
+  int columns = 0;
 };
 
 }  // namespace augur::kernels
