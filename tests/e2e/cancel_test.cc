@@ -109,7 +109,8 @@ void CheckNothingIsLeft(const DaemonProcess& daemon) {
            daemon.Metric("augur_running_requests") == 0 &&
            daemon.Metric("augur_queue_requests") == 0 &&
            daemon.Metric("augur_intake_requests") == 0 &&
-           daemon.Metric("augur_kv_blocks{state=\"held\"}") == 0;
+           daemon.Metric("augur_kv_slots{tier=\"device\",state=\"held\"}") == 0 &&
+           daemon.Metric("augur_kv_slots{tier=\"host\",state=\"held\"}") == 0;
   })) << daemon.Log();
   const double total = daemon.Metric("augur_kv_capacity_tokens") / 64;
   EXPECT_GT(total, 0);
@@ -152,6 +153,16 @@ void RunCancels(const std::vector<std::string>& flags, bool cache) {
 TEST(CancelTest, WithPrefixCache) { RunCancels({}, true); }
 TEST(CancelTest, WithoutPrefixCacheInASmallPool) {
   RunCancels({"--set", "prefix_cache=false", "--set", "kv_bytes=32MiB"}, false);
+}
+
+// 1,000 calls over the two tiers, the device too small for a batch.
+TEST(CancelTest, WithHistoryInTheHostPool) {
+  for (const char* residency : {"residency=tiered", "residency=auto"}) {
+    RunCancels({"--set", residency, "--set", "kv_bytes=32MiB", "--set", "host_kv_bytes=256MiB",
+                "--set", "prefill_policy=sparse", "--set", "decode_policy=sparse", "--set",
+                "top_k_blocks=12", "--set", "page_check=4"},
+               true);
+  }
 }
 
 }  // namespace
