@@ -57,6 +57,7 @@ int RunWorlds(const Arguments& arguments, int64_t process, volatile int64_t* cur
     if (!one.fault.empty()) {
       std::printf("\nseed %" PRId64 ": %s, %" PRId64 " operations in all\n", seed,
                   one.fault.c_str(), total.operations());
+      std::fflush(stdout);
       return 1;
     }
   }
