@@ -66,7 +66,9 @@ class World final : public engine::TokenOutput {
   }
 
   SimulationResult Run(int64_t operations) {
-    while (Count() < operations && result_.fault.empty()) {
+    // A world in which nothing fits, or nothing moves, ends too: WindDown tells which.
+    const int64_t most_actions = 2 * operations;
+    for (int64_t i = 0; i < most_actions && Count() < operations && result_.fault.empty(); ++i) {
       Operate();
       if (random_.OneIn(kChecksOneIn)) Check();
       FindFaults();
