@@ -66,7 +66,9 @@ class World final : public engine::TokenOutput {
   }
 
   SimulationResult Run(int64_t operations) {
-    while (Count() < operations && result_.fault.empty()) {
+    // A world in which nothing fits, or nothing moves, ends too: WindDown tells which.
+    const int64_t most_actions = 2 * operations;
+    for (int64_t i = 0; i < most_actions && Count() < operations && result_.fault.empty(); ++i) {
       Operate();
       if (random_.OneIn(kChecksOneIn)) Check();
       FindFaults();
@@ -113,25 +115,25 @@ class World final : public engine::TokenOutput {
 
   void Operate() {
     const int dice = Draw(1, 100);
-    if (dice <= 80) {
+    if (dice <= 77) {
       DoStep();
-    } else if (dice <= 90) {
+    } else if (dice <= 87) {
       Arrive();
     } else if (Client* client = AnyLive(); client == nullptr) {
       clock_.Advance(Draw(0, 2000) * kNsPerRow);
-    } else if (dice <= 92) {
+    } else if (dice <= 89) {
       if (Chance(Trouble::kCancels, 40)) {
         client->request->cancelled = true;
         ++result_.cancels;
       } else if (Chance(Trouble::kStopMatches, 20) && client->num_generated() > 0) {
         client->request->stop_matched = true;
       }
-    } else if (dice <= 94) {
+    } else if (dice <= 91) {
       if (settings_.has(Trouble::kSlowReaders)) client->request->paused = random_.OneIn(3);
-    } else if (dice <= 96) {
+    } else if (dice <= 93) {
       clock_.Advance(Draw(0, 2000) * kNsPerRow);
     } else if (dice <= 98) {
-      if (Chance(Trouble::kPreemptions, 60)) Preempt();
+      if (Chance(Trouble::kPreemptions, 70)) Preempt(*client);
     } else if (dice == 99) {
       if (Chance(Trouble::kClearedCaches, 30)) kv_->ClearCache();
     } else if (Chance(Trouble::kDrains, 10)) {
@@ -139,15 +141,9 @@ class World final : public engine::TokenOutput {
     }
   }
 
-  // One of those that the last step ran or admitted, restored ones among them.
-  void Preempt() {
-    const engine::BatchPlan& plan = core_->last_plan();
-    const int admitted = static_cast<int>(plan.admissions.size());
-    const int candidates = admitted + static_cast<int>(plan.segments.size());
-    if (candidates == 0) return;
-    const int pick = Draw(0, candidates - 1);
-    const memory::SequenceId id = pick < admitted ? plan.admissions[pick].sequence
-                                                  : plan.segments[pick - admitted].sequence;
+  // The core numbers requests in order of arrival, from 1 on.
+  void Preempt(const Client& client) {
+    const memory::SequenceId id = arrivals_.at(client.request.get()) + 1;
     if (kv_->is_open(id)) core_->Preempt(id);
   }
 

@@ -8,69 +8,181 @@ usage: simulation_faults.py SOURCE_DIR COMPILER LINK_ARGUMENTS...
 """
 
 import concurrent.futures
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
-OPERATIONS = "400000"
+OPERATIONS = "4000000"
+TIMEOUT_S = 60
 
-# name, file to change, text, replacement, sources to compile anew
+# name, file to change, text, replacement, and sources to compile anew where that is not the file itself
 FAULTS = [
     ("a shared block is not counted", "memory/kv_manager.cc",
      "if (block.references++ == 0) {",
-     "if (block.references == 0) {\n    block.references = 1;", ["memory/kv_manager.cc"]),
+     "if (block.references == 0) {\n    block.references = 1;"),
     ("release keeps the first block", "memory/kv_manager.cc",
      "block != found->second.rend(); ++block",
-     "block + 1 != found->second.rend(); ++block", ["memory/kv_manager.cc"]),
+     "block + 1 != found->second.rend(); ++block"),
     ("an evicted block stays in the index", "memory/kv_manager.cc",
      "AUGUR_CHECK(index_.erase(blocks_[id].key) == 1);",
-     "", ["memory/kv_manager.cc"]),
+     ""),
     ("a hit on a cached block costs nothing", "memory/kv_manager.cc",
      "if (blocks_[found->second].references == 0) ++cost;",
-     "", ["memory/kv_manager.cc"]),
+     ""),
     ("keys without the tenant's salt", "memory/block_key.cc",
      "hasher.Add(salt.data(), salt.size());",
-     "", ["memory/block_key.cc"]),
+     ""),
+    ("keys without the policy", "memory/block_key.cc",
+     "hasher.Add(variant.data(), variant.size());",
+     ""),
     ("keys without the blocks before", "memory/block_key.cc",
      "hasher.Add(parent.data(), parent.size());",
-     "", ["memory/block_key.cc"]),
+     ""),
     ("the block at the edge comes one token late", "engine/batcher.h",
-     "(tokens + 63) / 64", "(tokens + 62) / 64", ["engine/batcher.cc", "engine/engine_core.cc"]),
+     "(tokens + 63) / 64",
+     "(tokens + 62) / 64",
+     ["engine/batcher.cc", "engine/engine_core.cc"]),
+    ("what is restored runs in the step that admits it", "engine/batcher.cc",
+     "    if (restores) return;\n",
+     ""),
     ("a hit may cover the whole prompt", "engine/engine_core.cc",
-     "const int most = (sequence->num_tokens() - 1) / kernels::kBlockTokens;",
-     "const int most = sequence->num_tokens() / kernels::kBlockTokens;", ["engine/engine_core.cc"]),
+     "const size_t most = (sequence.num_tokens() - 1) / kernels::kBlockTokens;",
+     "const size_t most = sequence.num_tokens() / kernels::kBlockTokens;"),
     ("a block is published before its last token", "engine/engine_core.cc",
-     "sequence->num_computed / kernels::kBlockTokens);",
-     "(sequence->num_computed + 64) / kernels::kBlockTokens);", ["engine/engine_core.cc"]),
+     "const size_t full = std::min<size_t>(keys.size(), sequence->num_computed / kernels::kBlockTokens);",
+     "const size_t full = std::min<size_t>(keys.size(), (sequence->num_computed + 64) / kernels::kBlockTokens);"),
     ("blocks are published before they are written", "engine/engine_core.cc",
-     "running_.insert(waiting_.extract(admission.sequence));\n",
-     "running_.insert(waiting_.extract(admission.sequence));\n"
-     "  for (size_t i = 0; i < keys.size(); ++i) kv_.Publish(sequence.id, static_cast<int>(i), keys[i]);\n",
-     ["engine/engine_core.cc"]),
+     "  running_.insert(waiting_.extract(admission.sequence));\n  return true;\n}\n\nvoid EngineCore::RunSegments",
+     "  running_.insert(waiting_.extract(admission.sequence));\n  for (size_t i = 0; i < keys.size(); ++i) kv_->Publish(sequence.id, static_cast<int>(i), keys[i]);\n  return true;\n}\n\nvoid EngineCore::RunSegments"),
     ("the end of a sequence leaks its blocks", "engine/engine_core.cc",
-     "if (&map == &running_) kv_.Release(id);",
-     "if (&map == &running_ && event.kind != TokenEvent::Kind::kFailed) kv_.Release(id);",
-     ["engine/engine_core.cc"]),
+     "if (&map == &running_ || kv_->is_saved(id)) ReleaseKv",
+     "if (&map == &running_) ReleaseKv"),
     ("a preempted sequence believes its KV is still there", "engine/engine_core.cc",
-     "sequence.num_computed = 0;",
-     "", ["engine/engine_core.cc"]),
+     "    sequence.num_computed = 0;\n",
+     ""),
     ("a request that can never fit is admitted", "engine/engine_core.cc",
-     "if (BlocksFor(total) > options.num_blocks) {",
-     "if (false) {", ["engine/engine_core.cc"]),
+     "  if (tiered && fits(memory::Residency::kTiered)) return absl::OkStatus();",
+     "  return absl::OkStatus();"),
     ("a finished sequence speaks once more", "engine/engine_core.cc",
      "if (is_stop) {",
-     "if (generated >= stopping.max_tokens) events_.push_back(events_.back());\n  if (is_stop) {",
-     ["engine/engine_core.cc"]),
+     "if (generated >= stopping.max_tokens) events_.push_back(events_.back());\n  if (is_stop) {"),
     ("a slow reader is cut off although it caught up", "engine/engine_core.cc",
      "    sequence->paused_since_ns = RequestTimes::kUnset;\n    return absl::OkStatus();",
-     "    if (sequence->paused_since_ns == RequestTimes::kUnset) return absl::OkStatus();",
-     ["engine/engine_core.cc"]),
+     "    if (sequence->paused_since_ns == RequestTimes::kUnset) return absl::OkStatus();"),
+    ("what cannot end on the device begins there", "engine/engine_core.cc",
+     "          FitsPools(*sequence->request, options_, kv_->pools(), memory::Residency::kDevice)) {",
+     "          true) {"),
+    ("a sequence is saved before its first token", "engine/engine_core.cc",
+     " && sequence.num_computed > 0;",
+     ";"),
+    ("a running sequence goes before the frames of an ended one come back", "engine/engine_core.cc",
+     "if (!plan_.preemptions.empty() && kv_->num_closing() > 0) {",
+     "if (false) {"),
+    ("two slots for whoever decodes densely", "engine/engine_core.cc",
+     "  const bool selects = request.attention.selects();\n  return {.residency = residency,\n          .selects = selects,\n          .num_slots = selects ?",
+     "  const bool selects = request.attention.selects();\n  return {.residency = residency,\n          .selects = selects,\n          .num_slots = request.attention.decode != AttentionPolicy::kDense ?"),
+    ("the slot of a wanted block is taken for another", "memory/slot_group.cc",
+     "    taken[slot] = true;\n    ++plan->hits;",
+     "    ++plan->hits;"),
+    ("one slot for two fetched blocks", "memory/slot_group.cc",
+     "    taken[victim] = true;\n",
+     ""),
+    ("a slot is taken before its block's write has landed", "memory/slot_group.cc",
+     "return !taken[slot] && group.blocks[slot] < landed_blocks;",
+     "return !taken[slot];"),
+    ("a tail takes a slot before its block's write has landed", "memory/slot_group.cc",
+     "(block < landed_blocks && block >= init",
+     "(block >= init"),
+    ("the first block is evicted for a tail", "memory/slot_group.cc",
+     "block >= init && block < local_begin",
+     "block < local_begin"),
+    ("the forced window is one block short", "memory/layer_residency.cc",
+     "const int local_begin = block - std::max(forced.local, 1) + 1;",
+     "const int local_begin = block - std::max(forced.local, 1) + 2;"),
+    ("fetched blocks are not waited for", "memory/layer_residency.cc",
+     "  WaitTimed(request.tickets, layer, cause);\n",
+     ""),
+    ("a tile is not waited for", "memory/layer_residency.cc",
+     "  WaitTimed(tickets, chunk_layer_, WaitCause::kFetch);\n",
+     ""),
+    ("a block is fetched before its write has landed", "memory/layer_residency.cc",
+     "        while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);\n",
+     ""),
+    ("a tile's block is fetched before its write has landed", "memory/layer_residency.cc",
+     "      ReadablePage(chunk_, chunk_layer_, head, fetch.block);  // its write has landed\n",
+     ""),
+    ("a staged page is used again before its write has landed", "memory/layer_residency.cc",
+     "  WaitTimed(writes, layer, WaitCause::kFetch);\n  writes.clear();",
+     "  writes.clear();"),
+    ("both layers' staged pages are the same", "memory/layer_residency.cc",
+     "(layer % 2 * staged_places_ + place)",
+     "(place)"),
+    ("a chunk's blocks do not reach the slots", "memory/layer_residency.cc",
+     "      std::memcpy(chunk_->slot_page(pools_, chunk_layer_, head, fetch.slot),\n                  TilePage(head, fetch.block), pools_.layout.page_bytes);\n",
+     ""),
+    ("one sequence's cancel drops another's writes", "memory/layer_residency.cc",
+     "    tickets.clear();\n    store_->Submit(TransferKind::kSpill,",
+     "    store_->Submit(TransferKind::kSpill,"),
+    ("a block is written behind one block late", "memory/layer_residency.cc",
+     "  if (!kv->writes_behind() || end_block <= kv->submitted_blocks[layer]) return;",
+     "  if (!kv->writes_behind() || --end_block <= kv->submitted_blocks[layer]) return;"),
+    ("a ticket is done too early", "memory/kv_store.cc",
+     "while (done < kv->writes.size() && transfers_->Done(kv->writes[done].ticket)) {",
+     "while (done < kv->writes.size()) {"),
+    ("a restore is not awaited", "memory/kv_store.cc",
+     "  return kv.restores.empty();\n}\n\nbool KvStore::Publish",
+     "  return true;\n}\n\nbool KvStore::Publish"),
+    ("compressed keys stay away on a prefix hit", "memory/kv_store.cc",
+     "      if (!kv->demand.selects) continue;\n      for (int layer",
+     "      continue;\n      for (int layer"),
+    ("the last block of a hit is not restored", "memory/kv_store.cc",
+     "  for (int block = 0; block < blocks; ++block) {\n    const int source",
+     "  for (int block = 0; block + 1 < blocks; ++block) {\n    const int source"),
+    ("compressed keys do not reach the host", "memory/kv_store.h",
+     "      if (!kv.demand.selects) continue;\n      copies->push_back({kv.block_keys",
+     "      continue;\n      copies->push_back({kv.block_keys",
+     ["memory/kv_store.cc", "memory/layer_residency.cc"]),
+    ("published before it has landed", "memory/kv_store.cc",
+     "  if (block >= kv.landed_everywhere()) return false;\n",
+     ""),
+    ("frames and host blocks are freed under a copy", "memory/kv_store.cc",
+     "  return kv->writes.empty() && kv->restores.empty();",
+     "  return true;"),
+    ("host blocks are freed while a restore reads them", "memory/kv_store.cc",
+     "  return kv->writes.empty() && kv->restores.empty();",
+     "  return kv->writes.empty();"),
+    ("the tail is lost at a preemption", "memory/kv_store.cc",
+     "  const int blocks = BlocksOf(num_tokens);\n  // A tail",
+     "  const int blocks = num_tokens / kBlockTokens;\n  // A tail"),
+    ("a sequence is saved without waiting for its writes", "memory/kv_store.cc",
+     "    transfers_->Wait(kv.writes.front().ticket);\n    PollWrites(&kv);",
+     "    kv.writes.erase(kv.writes.begin());"),
+    ("a tail is saved while it is restored", "memory/kv_store.cc",
+     "  for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);\n  kv.restores.clear();\n  for (int layer",
+     "  kv.restores.clear();\n  for (int layer"),
+    ("a saved tail counts as landed", "memory/kv_store.cc",
+     "  for (int& landed : kv.landed_blocks) landed = std::min(landed, full);\n",
+     ""),
+    ("a saved tail is not written again", "memory/kv_store.cc",
+     "  for (int& submitted : kv.submitted_blocks) submitted = std::min(submitted, full);\n",
+     ""),
+    ("a mirror misses a block", "memory/kv_store.cc",
+     "    const int first = kv.submitted_blocks[layer];\n    if (first >= blocks) continue;",
+     "    const int first = kv.submitted_blocks[layer] + 1;\n    if (first >= blocks) continue;"),
+    ("a resumed sequence's slots stay empty", "memory/kv_store.cc",
+     "  RestoreSlots(&kv, blocks);\n",
+     ""),
+    ("a sequence that takes the last frames counts its own as missing", "memory/kv_store.cc",
+     "    kv->frames.assign(table.begin(), table.end());\n    open_.emplace",
+     "    open_.emplace"),
 ]
 
 
 def run_fault(source_dir, compiler, link_arguments, fault):
-    name, path, text, replacement, sources = fault
+    name, path, text, replacement = fault[:4]
+    sources = fault[4] if len(fault) > 4 else [path]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         original = (source_dir / path).read_text()
@@ -96,26 +208,28 @@ def run_fault(source_dir, compiler, link_arguments, fault):
             return f"{name}: does not link\n{link.stderr[:2000]}"
         try:
             result = subprocess.run([program, "--operations", OPERATIONS], capture_output=True, text=True,
-                                    errors="replace", timeout=120, check=False)
+                                    errors="replace", timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            print(f"found (no progress): {name}")
+            print(f"found (no progress): {name}", flush=True)
             return None
         if result.returncode == 0:
             return f"{name}: {OPERATIONS} operations did not find it"
-        last = (result.stdout + result.stderr).replace("\r", "\n").strip().splitlines()[-1]
-        print(f"found: {name}: {last.split('/')[-1]}", flush=True)
+        lines = (result.stdout + result.stderr).strip().splitlines()
+        print(f"found: {name}: {' | '.join(line.split('/')[-1] for line in lines[-2:])}", flush=True)
         return None
 
 
 def main():
+    only = os.environ.get("AUGUR_FAULTS", "")  # a part of the names
     source_dir = pathlib.Path(sys.argv[1])
     compiler, link_arguments = sys.argv[2], sys.argv[3:]
+    faults = [fault for fault in FAULTS if only in fault[0]]
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         misses = [miss for miss in pool.map(
-            lambda fault: run_fault(source_dir, compiler, link_arguments, fault), FAULTS) if miss]
+            lambda fault: run_fault(source_dir, compiler, link_arguments, fault), faults) if miss]
     for miss in misses:
         print(f"NOT FOUND: {miss}")
-    print(f"{len(FAULTS) - len(misses)} of {len(FAULTS)} planted faults found")
+    print(f"{len(faults) - len(misses)} of {len(faults)} planted faults found")
     return 1 if misses else 0
 
 

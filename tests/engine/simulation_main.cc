@@ -3,11 +3,11 @@
 // Runs worlds of consecutive seeds until the operations are spent; exits 1 and prints the seed of
 // the first that breaks. `--seed N --operations 1` runs that world again. With several processes,
 // process i takes every processes-th seed from seed + i on, and its share of the operations.
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +27,21 @@ struct Arguments {
   int64_t processes = 1;
 };
 
+// For the moment when a CHECK in the code under test, or a wild pointer, ends the process.
+volatile int64_t running_seed = 0;
+volatile int64_t operations_before = 0;
+
+void OnCrash(int signal) {
+  char text[120];
+  const int length = std::snprintf(text, sizeof(text),
+                                   "\nseed %" PRId64 ": signal %d, after %" PRId64
+                                   " operations and those of its world\n",
+                                   running_seed, signal, operations_before);
+  [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, text, length);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 void Print(const char* what, const SimulationResult& total, double seconds) {
   std::printf("%s%" PRId64 " operations in %.1f s (%.0f a second): %" PRId64 " steps, %" PRId64
               " requests, %" PRId64 " prefix-hit blocks, %" PRId64 " saved\n"
@@ -39,29 +54,27 @@ void Print(const char* what, const SimulationResult& total, double seconds) {
   std::fflush(stdout);
 }
 
-// `current`: where others read which seed runs.
-int RunWorlds(const Arguments& arguments, int64_t process, volatile int64_t* current) {
+int RunWorlds(const Arguments& arguments, int64_t process) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t share = arguments.operations / arguments.processes;
   SimulationResult total;
   int64_t seed = arguments.seed + process;
   for (; total.operations() < share || seed == arguments.seed + process;
        seed += arguments.processes) {
-    // Written before it runs: a CHECK in the code under test ends the process.
-    *current = seed;
-    if (arguments.processes == 1) std::printf("\rseed %" PRId64 " ", seed);
-    std::fflush(stdout);
+    running_seed = seed;
+    operations_before = total.operations();
     const SimulationResult one =
         augur::tests::RunSimulation(static_cast<uint64_t>(seed), arguments.per_seed);
     total.Add(one);
     if (!one.fault.empty()) {
-      std::printf("\nseed %" PRId64 ": %s, %" PRId64 " operations in all\n", seed,
+      std::printf("seed %" PRId64 ": %s, %" PRId64 " operations in all\n", seed,
                   one.fault.c_str(), total.operations());
+      std::fflush(stdout);
       return 1;
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  Print("\nclean: ", total, seconds.count());
+  Print("clean: ", total, seconds.count());
   return 0;
 }
 
@@ -77,28 +90,20 @@ int main(int argc, char** argv) {
     if (flag == "--operations-per-seed") arguments.per_seed = value;
     if (flag == "--processes") arguments.processes = value;
   }
-  if (arguments.processes == 1) {
-    int64_t current = 0;
-    return RunWorlds(arguments, 0, &current);
-  }
-  auto* current = static_cast<volatile int64_t*>(
-      mmap(nullptr, sizeof(int64_t) * arguments.processes, PROT_READ | PROT_WRITE,
-           MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  if (current == MAP_FAILED) return 1;
+  std::signal(SIGABRT, OnCrash);
+  std::signal(SIGSEGV, OnCrash);
+  if (arguments.processes == 1) return RunWorlds(arguments, 0);
   std::vector<pid_t> children;
   for (int64_t process = 0; process < arguments.processes; ++process) {
     const pid_t child = fork();
-    if (child == 0) _exit(RunWorlds(arguments, process, current + process));
+    if (child == 0) _exit(RunWorlds(arguments, process));
     children.push_back(child);
   }
   int failed = 0;
-  for (size_t process = 0; process < children.size(); ++process) {
+  for (const pid_t child : children) {
     int status = 0;
-    waitpid(children[process], &status, 0);
-    if (status == 0) continue;
-    failed = 1;
-    if (WIFSIGNALED(status)) std::printf("seed %" PRId64 ": ended by signal %d\n",
-                                         int64_t{current[process]}, WTERMSIG(status));
+    waitpid(child, &status, 0);
+    if (status != 0) failed = 1;
   }
   return failed;
 }

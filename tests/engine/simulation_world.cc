@@ -41,7 +41,10 @@ WorldSettings DrawSettings(SimulationRandom* random) {
   options.residency = kModes[random->Draw(0, 4)];
   options.num_slots = top_k + random->Draw(0, 1) * random->Draw(0, 6);
   options.max_batch = random->Draw(1, 8);
-  options.max_batched_tokens = options.max_batch + 64 + random->Draw(0, 200);
+  // Some worlds have rows for one block at a time, some for whole prompts.
+  constexpr std::array<int, 4> kMostExtraRows = {8, 100, 250, 700};
+  options.max_batched_tokens =
+      options.max_batch + 64 + random->Draw(0, kMostExtraRows[random->Draw(0, 3)]);
   options.max_context = 64 * random->Draw(2, 24);
   options.slow_reader_timeout_ns = random->Draw(1, 50) * 1000 * kNsPerRow;
   world.num_frames = random->OneIn(4) ? random->Draw(20, 60) : random->Draw(4, 24);
@@ -54,7 +57,7 @@ WorldSettings DrawSettings(SimulationRandom* random) {
   world.page_check = random->OneIn(3) ? random->Draw(1, 3) : 0;
   world.transfers = {.units = random->Draw(1, 4),
                      .queue_copies = static_cast<size_t>(random->Draw(1, 300)),
-                     .copy_ns = int64_t{1} << random->Draw(3, 14),
+                     .copy_ns = int64_t{1} << random->Draw(4, 19),  // a row takes 2^10
                      .stall_one_in = random->OneIn(2) ? random->Draw(10, 500) : 0};
   for (bool& on : world.troubles) on = random->OneIn(2);
   return world;

@@ -101,10 +101,30 @@ void RecordingRunner::BeginStep(const engine::StepInputs& inputs) {
       if (segment.attention->selects()) {
         forced = {segment.attention->budget.init, segment.attention->budget.local};
       }
-      residency_.PrepareTail(segment.kv, segment.rows.first_position, forced);
+      PrepareTail(segment.kv, segment.rows.first_position, forced);
     }
     works_.push_back(work);
     AddPieces(static_cast<int>(works_.size()) - 1);
+  }
+}
+
+// A new tail block takes an empty slot, or that of a block which is on the host and not forced.
+void RecordingRunner::PrepareTail(SequenceKv* kv, int position,
+                                  const memory::ForcedBlocks& forced) {
+  const std::vector<int32_t> before =
+      position % kBlockTokens == 0 ? kv->slot_blocks : std::vector<int32_t>();
+  residency_.PrepareTail(kv, position, forced);
+  const int tail = position / kBlockTokens;
+  for (size_t slot = 0; slot < before.size(); ++slot) {
+    const int32_t gone = before[slot];
+    if (gone == memory::kNoBlock || gone == kv->slot_blocks[slot]) continue;
+    const size_t layer = slot / (size_t(kv->num_slots) * pools_.layout.num_kv_heads);
+    if (gone < forced.init || gone > tail - std::max(forced.local, 1)) {
+      Fault(absl::StrCat("tail ", tail, " took the slot of block ", gone, ", which is forced"));
+    }
+    if (gone >= kv->landed_blocks[layer]) {
+      Fault(absl::StrCat("tail ", tail, " took the slot of block ", gone, " before its write"));
+    }
   }
 }
 

@@ -74,6 +74,7 @@ class RecordingRunner final : public engine::ModelRunner {
   RecordChain* ChainOf(const engine::StepSegment& segment, const int32_t* tokens);
   void ForgetEnded();
   void BeginStep(const engine::StepInputs& inputs);
+  void PrepareTail(memory::SequenceKv* kv, int position, const memory::ForcedBlocks& forced);
   void AddPieces(int index);
   void RestoreKeys(Work* work);
   void RunLayer(int layer);
