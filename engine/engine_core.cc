@@ -193,8 +193,8 @@ BatchState EngineCore::MakeBatchState() const {
   state.available_host_blocks = kv_->available_host_blocks();
   state.running.reserve(running_.size());
   // A step takes at most three frames for each decoding sequence (a block's, one for compressed
-  // keys and one for partial keys); with that many at hand nobody is preempted and what a preemption would give back need
-  // not be counted.
+  // keys and one for partial keys); with that many at hand nobody is preempted and what a
+  // preemption would give back need not be counted.
   const bool tight = kv_->available_frames() < 3 * static_cast<int>(running_.size());
   for (const auto& [id, sequence] : running_) {
     const bool paused = sequence->paused_since_ns != RequestTimes::kUnset || !kv_->Ready(id);
@@ -241,7 +241,9 @@ BatchState EngineCore::MakeBatchState() const {
 AdmissionOption EngineCore::OptionFor(const Sequence& sequence,
                                       memory::Residency residency) const {
   const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
-  const size_t most = (sequence.num_tokens() - 1) / kernels::kBlockTokens;
+  // InfiniGen sums over all of the prompt's queries, which a hit would leave out.
+  const bool whole = sequence.request->attention.decode == AttentionPolicy::kInfinigen;
+  const size_t most = whole ? 0 : (sequence.num_tokens() - 1) / kernels::kBlockTokens;
   const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
   const int hits = kv_->CountCached(residency, usable);
   const memory::KvCost cost = kv_->CostOf(AdmissionOf(sequence, residency, hits));

@@ -2,7 +2,8 @@
 // line and `augur info --kv` use.
 //
 //   page    a block's K and V for one (layer, kv head)
-//   frame   the unit in which the device pool is handed out: one page for each (layer, kv head), laid
+//   frame   the unit in which the device pool is handed out: one page for each (layer, kv head),
+//   laid
 //           out as page index (frame * layers + layer) * kv_heads + kv_head. A frame is one of
 //             resident block  the block's pages in all layers (residency `device`)
 //             slot s          slot s of every (layer >= 1, kv head) group; its layer-0 pages hold
@@ -61,7 +62,9 @@ struct KvFootprint {
   int partial_frames = 0;  // partial keys
   int host_blocks = 0;
 
-  int frames() const { return block_frames + slot_frames + layer0_frames + key_frames + partial_frames; }
+  int frames() const {
+    return block_frames + slot_frames + layer0_frames + key_frames + partial_frames;
+  }
   bool operator==(const KvFootprint&) const = default;
 };
 

@@ -15,7 +15,7 @@ constexpr int kBlockTokens = kernels::kBlockTokens;
 constexpr size_t kTicketCopies = 8192;
 
 // Tables of the frame manager: blocks that the prefix cache may share, and frames that are the
-// sequence's own (slots, layer 0, compressed keys).
+// sequence's own (slots, layer 0, compressed keys, partial keys).
 SequenceId SharedTable(SequenceId id) { return 2 * id; }
 SequenceId PrivateTable(SequenceId id) { return 2 * id + 1; }
 

@@ -84,7 +84,8 @@ class KvStore {
   // written behind from now on. False: the host pool has no room.
   bool BeginMirror(SequenceId id, int most_blocks);
   // Writes what is not on the host yet, the tail of `num_tokens` tokens included, waits, and gives
-  // the frames back. The sequence must be tiered or mirrored.
+  // the frames back. The sequence must be tiered or mirrored. Partial keys are not kept: who reads
+  // them makes them again (SequenceKv::partial_tokens).
   void Save(SequenceId id, int num_tokens);
   KvCost ResumeCost(SequenceId id, int num_slots) const;
   // A saved sequence comes back, tiered.

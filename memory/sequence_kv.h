@@ -41,8 +41,8 @@ struct SequenceKv {
   // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
   std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens
   std::vector<int32_t> channels;    // [layers][kv heads][head_dim / 4], ascending
-  int summed_tokens = 0;            // of the prompt, that channel_sums have; all: channels are chosen
-  int partial_tokens = 0;           // whose partial keys are on the device
+  int summed_tokens = 0;   // of the prompt, that channel_sums have; all: channels are chosen
+  int partial_tokens = 0;  // whose partial keys are on the device
 
   // The host side. Blocks below submitted_blocks[layer] have been handed to the transfer engine,
   // those below landed_blocks[layer] are in the host pool, both in order of blocks.

@@ -221,17 +221,17 @@ ExitCode Daemon::Listen() {
 
 ExitCode Daemon::LoadModel() {
   backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
-  auto model = engine::LoadModel(backend_.get(), &clock_,
-                                 {.folder = config_.model,
-                                  .max_context = static_cast<int>(config_.context),
-                                  .kv = KvOptionsOf(config_),
-                                  .attention = {.max_top_k =
-                                                    static_cast<int>(config_.max_top_k_blocks),
-                                                .forecast_heads = config_.forecast_heads,
-                                                .infinigen_basis = config_.infinigen_basis},
-                                  .compute_threads = static_cast<int>(config_.threads),
-                                  .max_batch = static_cast<int>(config_.batch),
-                                  .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
+  auto model =
+      engine::LoadModel(backend_.get(), &clock_,
+                        {.folder = config_.model,
+                         .max_context = static_cast<int>(config_.context),
+                         .kv = KvOptionsOf(config_),
+                         .attention = {.max_top_k = static_cast<int>(config_.max_top_k_blocks),
+                                       .forecast_heads = config_.forecast_heads,
+                                       .infinigen_basis = config_.infinigen_basis},
+                         .compute_threads = static_cast<int>(config_.threads),
+                         .max_batch = static_cast<int>(config_.batch),
+                         .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
   if (!model.ok()) return Fail(model.status());
   StartEngine(*std::move(model));
   return kExitClean;

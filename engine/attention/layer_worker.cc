@@ -287,8 +287,8 @@ void LayerWorker::Compress(int layer) {
 }
 
 bool LayerWorker::ChoosesAhead(const Piece& piece, int layer) const {
-  const bool foretold = piece.policy == AttentionPolicy::kForecast ||
-                        piece.policy == AttentionPolicy::kInfinigen;
+  const bool foretold =
+      piece.policy == AttentionPolicy::kForecast || piece.policy == AttentionPolicy::kInfinigen;
   return foretold && piece.ahead() && layer > 0;
 }
 
@@ -339,15 +339,14 @@ void LayerWorker::Select(int layer, const Wanted& wanted, AttentionPolicy policy
   GatherSelection(layer, wanted, /*partial=*/false);
   if (select_segments_.empty()) return;
   const bool by_query = policy == AttentionPolicy::kSparse;
-  RunSelection(
-      {.q = q,
-       .q_stride = q_stride,
-       .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
-       .key_dim = options_.head_dim,
-       .keys_per_block = kernels::kBlockWindows,
-       .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
-       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim))},
-      selection);
+  RunSelection({.q = q,
+                .q_stride = q_stride,
+                .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
+                .key_dim = options_.head_dim,
+                .keys_per_block = kernels::kBlockWindows,
+                .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
+                .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim))},
+               selection);
 }
 
 // Likewise by partial keys, with the queries that the layer before approximated.

@@ -3,7 +3,8 @@
 //
 //   1. RoPE, append k and v, compress the windows that the new rows complete; InfiniGen's sums and
 //      partial keys (infinigen.h)
-//   2. rows that choose ahead (Forecast, InfiniGen) choose for l + 1, and their missing blocks start
+//   2. rows that choose ahead (Forecast, InfiniGen) choose for l + 1, and their missing blocks
+//   start
 //      to move
 //   3. rows that choose by this layer's own query choose for l, and fetch on need
 //   4. wait for the blocks of l, and attend
@@ -34,13 +35,13 @@
 
 namespace augur::engine {
 
-// Sees what attention works on in every layer, for calibration and tests. Called by the engine thread
-// inside RunLayer.
+// Sees what attention works on in every layer, for calibration and tests. Called by the engine
+// thread inside RunLayer.
 class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;
-  // qkv: [rows, row_stride], q heads, k heads (both after RoPE), v heads. input: what they were made
-  // of, [rows, hidden]. Valid for the call.
+  // qkv: [rows, row_stride], q heads, k heads (both after RoPE), v heads. input: what they were
+  // made of, [rows, hidden]. Valid for the call.
   virtual void Observe(int layer, int rows, const float* qkv, int row_stride,
                        const float* input) = 0;
 };
@@ -62,7 +63,8 @@ struct LayerWorkerOptions {
   int compute_threads = 1;
   const float* cos = nullptr;  // [max_context, head_dim / 2]
   const float* sin = nullptr;
-  // InfiniGen; a null basis: no request uses it. Its shape, rows and tables are filled in by Create.
+  // InfiniGen; a null basis: no request uses it. Its shape, rows and tables are filled in by
+  // Create.
   InfinigenOptions infinigen;
 
   int q_width() const { return num_q_heads * head_dim; }

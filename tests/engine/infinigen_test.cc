@@ -446,7 +446,12 @@ TEST_F(InfinigenTest, ABudgetOfAllBlocksIsDense) {
 TEST_F(InfinigenTest, PreemptedSequencesGoOnWithTheSameBits) {
   constexpr int kTokens = 30;
   Machine straight(folder(), basis_file(), {});
-  const std::vector<float> expected = Logits(&straight, 512, kTokens);
+  straight.Open(1, Infinigen(), MakePrompt(450, 5));
+  straight.Generate(1, 512, 1);
+  const std::vector<float> sums = straight.kv(1).channel_sums;
+  straight.Generate(1, 1, kTokens - 1);
+  EXPECT_EQ(straight.kv(1).channel_sums, sums);  // of the prompt alone
+  const std::vector<float> expected = straight.logits(1);
   {  // saved in the prompt, in decode, twice without a step between
     Machine machine(folder(), basis_file(), {.residency = Residency::kTiered});
     machine.Open(1, Infinigen(), MakePrompt(450, 5));
@@ -477,6 +482,7 @@ TEST_F(InfinigenTest, PreemptedSequencesGoOnWithTheSameBits) {
     machine.Forget(1);
     machine.Generate(1, chunk, kTokens - 12);
     EXPECT_EQ(machine.logits(1), expected) << chunk;
+    EXPECT_EQ(machine.kv(1).channel_sums, sums);
   }
 }
 
@@ -597,7 +603,9 @@ TEST_F(InfinigenTest, WhatCannotBeWrittenLeavesTheOldFile) {
   const std::string missing = folder() + "/nowhere/basis.safetensors";
   const absl::Status status = WriteInfinigenBasis(basis_, config_, missing);
   EXPECT_NE(status.message().find(missing), std::string::npos) << status;
-  EXPECT_FALSE(WriteInfinigenBasis(basis_, config_, folder()).ok());
+  const std::string taken = folder() + "/taken";  // the new file is complete before it is refused
+  std::filesystem::create_directory(taken);
+  EXPECT_FALSE(WriteInfinigenBasis(basis_, config_, taken).ok());
   EXPECT_EQ(tests::ReadWhole(basis_file()), before);
   int entries = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder())) {

@@ -144,6 +144,9 @@ TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
             "\"50051\"");
   EXPECT_EQ(Error("batch: 500\nbatched_tokens: 512"),
             "augur.yaml: batched_tokens: expected at least batch + 64 = 564, found 512");
+  EXPECT_EQ(Error("decode_policy: infinigen"),
+            "augur.yaml: decode_policy: infinigen needs infinigen_basis, a file that "
+            "augur-infinigen-basis makes");
   EXPECT_EQ(Error("context: 10"), "augur.yaml: context: expected 0 or at least 64, found 10");
 }
 
