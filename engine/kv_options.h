@@ -25,8 +25,9 @@ struct KvOptions {
   int64_t device_bytes = 0;  // frames and, where there is a host pool, the staging area
   int64_t host_bytes = 0;    // unused under kDevice
   std::optional<kernels::DType> dtype;  // of KV pages; unset: the checkpoint's
-  int spare_slots = 0;     // of each (layer, kv head) group, beyond the selection's budget
-  int staging_blocks = 64;  // working set of a prefill chunk beyond slots; a multiple of 16
+  // Working set of a prefill chunk beyond slots, a multiple of 16 and at least the largest budget;
+  // 0: 64, or that budget.
+  int staging_blocks = 0;
   bool prefetch = true;    // false: blocks chosen ahead are fetched when their layer needs them
   int recall_every = 64;   // steps between measurements of the Forecast's recall; 0: never
   int page_check = 0;      // one spilled page in that many is hashed and compared; 0: none

@@ -68,19 +68,29 @@ int64_t LongestTokenBytes(const engine::Tokenizer& tokenizer) {
   return static_cast<int64_t>(longest);
 }
 
-engine::AttentionChoice AttentionOf(const ServerConfig& config) {
+std::optional<int> IntOf(const std::optional<int64_t>& value) {
+  if (!value) return std::nullopt;
+  return static_cast<int>(*value);
+}
+
+engine::AttentionSettings AttentionOf(const ServerConfig& config) {
   return {.prefill = config.prefill_policy,
           .decode = config.decode_policy,
-          .budget = {.top_k = static_cast<int>(config.top_k_blocks),
-                     .init = static_cast<int>(config.init_blocks),
-                     .local = static_cast<int>(config.local_blocks)},
-          .dense_len = static_cast<int>(config.dense_len)};
+          .top_k_blocks = IntOf(config.top_k_blocks),
+          .max_top_k_blocks = IntOf(config.max_top_k_blocks),
+          .init_blocks = IntOf(config.init_blocks),
+          .local_blocks = IntOf(config.local_blocks),
+          .dense_len = IntOf(config.dense_len),
+          .spare_slots = IntOf(config.spare_slots),
+          .forecast_heads = config.forecast_heads,
+          .infinigen_basis = config.infinigen_basis};
 }
 
 // What a request may name: the deployment's own choice, and the others where overriding is allowed.
-std::vector<engine::AttentionPolicy> PoliciesOf(const ServerConfig& config) {
+std::vector<engine::AttentionPolicy> PoliciesOf(const ServerConfig& config,
+                                                const engine::AttentionChoice& own) {
   using engine::AttentionPolicy;
-  if (!config.policy_override) return {config.decode_policy};
+  if (!config.policy_override) return {own.decode};
   std::vector<AttentionPolicy> policies = {AttentionPolicy::kDense, AttentionPolicy::kSparse};
   if (!config.infinigen_basis.empty()) policies.push_back(AttentionPolicy::kInfinigen);
   if (!config.forecast_heads.empty()) policies.push_back(AttentionPolicy::kForecast);
@@ -93,7 +103,6 @@ engine::KvOptions KvOptionsOf(const ServerConfig& config) {
   kv.device_bytes = config.kv_bytes;
   kv.host_bytes = config.host_kv_bytes;
   kv.dtype = config.kv_dtype;
-  kv.spare_slots = static_cast<int>(config.spare_slots);
   kv.staging_blocks = static_cast<int>(config.staging_blocks);
   kv.prefetch = config.prefetch;
   kv.recall_every = static_cast<int>(config.recall_every);
@@ -113,16 +122,16 @@ KvDescription DescribeKv(const ServerConfig& config, const engine::LoadedModel& 
   const bool tiered = config.residency != engine::ResidencyMode::kDevice;
   const memory::KvDemand demand{
       .residency = tiered ? memory::Residency::kTiered : memory::Residency::kDevice,
-      .selects = AttentionOf(config).selects(),
-      .num_slots = model.num_slots,
-      .partial_keys = config.decode_policy == engine::AttentionPolicy::kInfinigen};
+      .selects = model.attention.choice.selects(),
+      .num_slots = model.attention.num_slots(),
+      .partial_keys = model.attention.choice.decode == engine::AttentionPolicy::kInfinigen};
   const int blocks = (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
   return {.residency = engine::NameOf(config.residency),
           .full_context = memory::DescribeFootprint(layout, demand, blocks),
           .page_bytes = static_cast<int64_t>(layout.page_bytes),
           .frame_bytes = static_cast<int64_t>(layout.frame_bytes()),
           .host_block_bytes = static_cast<int64_t>(layout.host_block_bytes()),
-          .slots = tiered ? model.num_slots : 0};
+          .slots = tiered ? model.attention.num_slots() : 0};
 }
 
 Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedModel& model) {
@@ -140,10 +149,10 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   if (model.tokenizer != nullptr)
     deployment.longest_token_bytes = LongestTokenBytes(*model.tokenizer);
   deployment.prefix_cache = config.prefix_cache;
-  deployment.attention = AttentionOf(config);
-  deployment.policies = PoliciesOf(config);
+  deployment.attention = model.attention.choice;
+  deployment.policies = PoliciesOf(config, model.attention.choice);
   deployment.kv = DescribeKv(config, model);
-  deployment.max_top_k_blocks = static_cast<int>(config.max_top_k_blocks);
+  deployment.max_top_k_blocks = model.attention.max_top_k;
   // One RoPE factor set in this build; families with two will name theirs here.
   deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
   return deployment;
@@ -154,7 +163,7 @@ engine::EngineOptions EngineOptionsOf(const ServerConfig& config,
   engine::EngineOptions options;
   options.max_context = model.max_context;
   options.residency = config.residency;
-  options.num_slots = model.num_slots;
+  options.num_slots = model.attention.num_slots();
   options.max_batch = static_cast<int>(config.batch);
   options.max_batched_tokens = static_cast<int>(config.batched_tokens);
   options.max_queued_requests = static_cast<int>(config.queue_requests);
@@ -226,9 +235,7 @@ ExitCode Daemon::LoadModel() {
                         {.folder = config_.model,
                          .max_context = static_cast<int>(config_.context),
                          .kv = KvOptionsOf(config_),
-                         .attention = {.max_top_k = static_cast<int>(config_.max_top_k_blocks),
-                                       .forecast_heads = config_.forecast_heads,
-                                       .infinigen_basis = config_.infinigen_basis},
+                         .attention = AttentionOf(config_),
                          .compute_threads = static_cast<int>(config_.threads),
                          .max_batch = static_cast<int>(config_.batch),
                          .max_batched_tokens = static_cast<int>(config_.batched_tokens)});

@@ -99,6 +99,27 @@ Key IntegerKey(const char* name, const char* meaning, int64_t ServerConfig::*mem
       +[](int64_t value) { return std::string(absl::StrCat(value)); });
 }
 
+// An integer, or "auto" for what the model says.
+Key AutoIntegerKey(const char* name, const char* meaning,
+                   std::optional<int64_t> ServerConfig::*member, int64_t min, int64_t max) {
+  return {name, meaning,
+          [=](const std::string& text, ServerConfig* config) -> std::string {
+            const std::optional<int64_t> value = ParseInteger(text);
+            if (text == "auto") {
+              (config->*member).reset();
+            } else if (value && *value >= min && *value <= max) {
+              config->*member = value;
+            } else {
+              return absl::StrCat("expected auto or an integer from ", min, " to ", max);
+            }
+            return {};
+          },
+          [=](const ServerConfig& config) {
+            const std::optional<int64_t> value = config.*member;
+            return value ? std::string(absl::StrCat(*value)) : std::string("auto");
+          }};
+}
+
 Key BytesKey(const char* name, const char* meaning, int64_t ServerConfig::*member, int64_t min,
              int64_t max) {
   return NumberKey(name, meaning, member, min, max,
@@ -192,16 +213,19 @@ std::vector<Key> EngineKeys() {
 }
 
 Key PolicyKey(const char* name, const char* meaning,
-              engine::AttentionPolicy ServerConfig::*member) {
+              std::optional<engine::AttentionPolicy> ServerConfig::*member) {
   return {name, meaning,
           [=](const std::string& text, ServerConfig* config) -> std::string {
             const auto policy = engine::PolicyNamed(text);
-            if (!policy) return "expected dense, sparse, infinigen or forecast";
-            config->*member = *policy;
+            if (!policy && text != "auto") {
+              return "expected auto, dense, sparse, infinigen or forecast";
+            }
+            config->*member = policy;
             return {};
           },
           [=](const ServerConfig& config) {
-            return std::string(engine::NameOf(config.*member));
+            const auto policy = config.*member;
+            return policy ? std::string(engine::NameOf(*policy)) : std::string("auto");
           }};
 }
 
@@ -222,24 +246,31 @@ std::vector<Key> AttentionKeys() {
   using C = ServerConfig;
   constexpr int64_t kMostBlocks = 1 << 18;
   return {
-      PolicyKey("prefill_policy", "blocks that prompt tokens attend to: dense, sparse or forecast",
+      PolicyKey("prefill_policy", "blocks that prompt tokens attend to: dense, sparse or forecast; auto: sparse where the "
+                "model has a sparse_config, else dense",
                 &C::prefill_policy),
       PolicyKey("decode_policy",
-                "blocks that generated tokens attend to: dense, sparse, infinigen or forecast",
+                "blocks that generated tokens attend to: likewise, or infinigen",
                 &C::decode_policy),
       BoolKey("policy_override", "requests may choose another policy that is available",
               &C::policy_override),
-      IntegerKey("top_k_blocks",
-                 "blocks of 64 tokens that a token attends to, forced ones included",
-                 &C::top_k_blocks, 1, kMostBlocks),
-      IntegerKey("max_top_k_blocks", "most that a request may ask for; top_k_blocks unless set",
-                 &C::max_top_k_blocks, 1, kMostBlocks),
-      IntegerKey("init_blocks", "first blocks of the sequence that are always attended to",
-                 &C::init_blocks, 0, kMostBlocks),
-      IntegerKey("local_blocks", "last blocks likewise, the current one among them",
-                 &C::local_blocks, 2, kMostBlocks),
-      IntegerKey("dense_len", "sequences shorter than this attend to all blocks; -1: none does",
-                 &C::dense_len, -1, 1 << 24),
+      AutoIntegerKey("top_k_blocks",
+                     "blocks of 64 tokens that a token attends to, forced ones included; auto: the "
+                     "model's sparse_config, else 25",
+                     &C::top_k_blocks, 1, kMostBlocks),
+      AutoIntegerKey("max_top_k_blocks", "most that a request may ask for; auto: top_k_blocks",
+                     &C::max_top_k_blocks, 1, kMostBlocks),
+      AutoIntegerKey("init_blocks",
+                     "first blocks of the sequence that are always attended to; auto: the model's, "
+                     "else 1",
+                     &C::init_blocks, 0, kMostBlocks),
+      AutoIntegerKey("local_blocks",
+                     "last blocks likewise, the current one among them; auto: the model's, else 8",
+                     &C::local_blocks, 2, kMostBlocks),
+      AutoIntegerKey("dense_len",
+                     "sequences shorter than this attend to all blocks; -1: none does; auto: the "
+                     "model's, else -1",
+                     &C::dense_len, -1, 1 << 24),
       TextKey("forecast_heads", "safetensors file of Forecast heads, for the policy forecast",
               &C::forecast_heads, 4096),
       TextKey("infinigen_basis", "safetensors file of bases, for the policy infinigen",
@@ -254,14 +285,14 @@ std::vector<Key> TierKeys() {
       BytesKey("host_kv_bytes",
                "memory for the host pool; half of this machine's, at most 4GiB, unless set",
                &C::host_kv_bytes, 0, int64_t{1} << 46),
-      IntegerKey("spare_slots",
-                 "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; -1: "
-                 "as many as top_k_blocks",
-                 &C::spare_slots, -1, 1 << 18),
+      AutoIntegerKey("spare_slots",
+                     "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; "
+                     "auto: top_k_blocks",
+                     &C::spare_slots, 0, 1 << 18),
       IntegerKey("staging_blocks",
                  "device blocks that a prefill chunk works in, a multiple of 16, at least "
-                 "max_top_k_blocks; 64 or that unless set",
-                 &C::staging_blocks, 16, 1 << 18),
+                 "max_top_k_blocks; 0: 64, or that",
+                 &C::staging_blocks, 0, 1 << 18),
       BoolKey("prefetch", "start copies a layer ahead where the policy foretells them",
               &C::prefetch),
       IntegerKey("copy_threads", "threads that copy between the pools", &C::copy_threads, 1, 64),
@@ -417,51 +448,8 @@ std::string FolderName(const std::string& folder) {
   return name.empty() ? "model" : name;
 }
 
-// Budgets of blocks against each other.
-absl::Status FillAttention(ServerConfig* config) {
-  const int64_t forced = config->init_blocks + config->local_blocks;
-  if (config->top_k_blocks < forced) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("top_k_blocks: expected at least init_blocks + local_blocks = ", forced,
-                     ", found ", config->top_k_blocks));
-  }
-  if (config->max_top_k_blocks == 0) config->max_top_k_blocks = config->top_k_blocks;
-  if (config->max_top_k_blocks < config->top_k_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_top_k_blocks: expected at least top_k_blocks = ", config->top_k_blocks,
-                     ", found ", config->max_top_k_blocks));
-  }
-  if (config->prefill_policy == engine::AttentionPolicy::kInfinigen) {
-    return absl::InvalidArgumentError(
-        "prefill_policy: expected dense, sparse or forecast, found infinigen, which chooses for "
-        "generated tokens only (its prompts are sparse)");
-  }
-  if (config->decode_policy == engine::AttentionPolicy::kInfinigen &&
-      config->infinigen_basis.empty()) {
-    return absl::InvalidArgumentError(
-        "decode_policy: infinigen needs infinigen_basis, a file that augur-infinigen-basis makes");
-  }
-  for (const auto& [key, policy] :
-       {std::pair{"prefill_policy", config->prefill_policy},
-        std::pair{"decode_policy", config->decode_policy}}) {
-    if (policy != engine::AttentionPolicy::kForecast || !config->forecast_heads.empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(key, ": forecast needs forecast_heads, a file that augur-train-forecast makes"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status FillTiers(const MachineLimits& machine, ServerConfig* config) {
-  if (config->spare_slots < 0) config->spare_slots = config->top_k_blocks;
-  if (config->staging_blocks == 0) {
-    config->staging_blocks = std::max<int64_t>(64, (config->max_top_k_blocks + 15) / 16 * 16);
-  }
   if (config->residency == engine::ResidencyMode::kDevice) return absl::OkStatus();
-  if (config->staging_blocks % 16 != 0 || config->staging_blocks < config->max_top_k_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "staging_blocks: expected a multiple of 16, at least max_top_k_blocks = ",
-        config->max_top_k_blocks, ", found ", config->staging_blocks));
-  }
   if (config->host_kv_bytes == 0) {
     config->host_kv_bytes =
         std::clamp<int64_t>(machine.memory_bytes / 2, 1 << 20, kDefaultHostKvBytes);
@@ -500,8 +488,7 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
     return absl::InvalidArgumentError(absl::StrCat("context: expected 0 or at least ", kBlockTokens,
                                                    ", found ", config->context));
   }
-  absl::Status status = FillAttention(config);
-  return status.ok() ? FillTiers(machine, config) : status;
+  return FillTiers(machine, config);
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ struct ServerConfig {
   bool prefix_cache = true;
   engine::ResidencyMode residency = engine::ResidencyMode::kDevice;
   int64_t host_kv_bytes = 0;      // set from the machine when not given and there is a host pool
-  int64_t spare_slots = -1;       // -1: as many as top_k_blocks
-  int64_t staging_blocks = 0;     // set from max_top_k_blocks when not given
+  std::optional<int64_t> spare_slots;  // unset: as many as top_k_blocks
+  int64_t staging_blocks = 0;          // 0: 64, or max_top_k_blocks where that is more
   bool prefetch = true;
   int64_t copy_threads = 1;
   int64_t transfer_queue = 65'536;      // copies
@@ -46,14 +46,15 @@ struct ServerConfig {
   int64_t page_check = 0;
   int64_t recall_every = 64;
 
-  engine::AttentionPolicy prefill_policy = engine::AttentionPolicy::kDense;
-  engine::AttentionPolicy decode_policy = engine::AttentionPolicy::kDense;
+  // Unset ones come from the model's sparse_config, else from engine/attention/attention_policy.h.
+  std::optional<engine::AttentionPolicy> prefill_policy;
+  std::optional<engine::AttentionPolicy> decode_policy;
   bool policy_override = true;
-  int64_t top_k_blocks = 25;
-  int64_t max_top_k_blocks = 0;  // set to top_k_blocks when not given
-  int64_t init_blocks = 1;
-  int64_t local_blocks = 8;
-  int64_t dense_len = -1;
+  std::optional<int64_t> top_k_blocks;
+  std::optional<int64_t> max_top_k_blocks;  // unset: top_k_blocks
+  std::optional<int64_t> init_blocks;
+  std::optional<int64_t> local_blocks;
+  std::optional<int64_t> dense_len;
   std::string forecast_heads;
   std::string infinigen_basis;
 

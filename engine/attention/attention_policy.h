@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "kernels/ops/select_blocks.h"
 
 namespace augur::engine {
@@ -36,6 +37,38 @@ struct AttentionChoice {
   // Names everything above, for the prefix-cache key.
   std::string Fingerprint() const;
 };
+
+// A model's own budget: sparse_config of its config.json (MiniCPM4's names and meaning).
+struct SparseConfig {
+  kernels::SelectionBudget budget;  // top_k: topk + window_size / block_size
+  int dense_len = -1;
+};
+
+// What a deployment says; unset values come from the model's sparse_config, and where it has none
+// from AttentionChoice's defaults and dense attention.
+struct AttentionSettings {
+  std::optional<AttentionPolicy> prefill;
+  std::optional<AttentionPolicy> decode;
+  std::optional<int> top_k_blocks;
+  std::optional<int> max_top_k_blocks;  // of any request; unset: top_k_blocks
+  std::optional<int> init_blocks;
+  std::optional<int> local_blocks;
+  std::optional<int> dense_len;
+  std::optional<int> spare_slots;  // unset: top_k_blocks
+  std::string forecast_heads;      // file; empty: no policy `forecast`
+  std::string infinigen_basis;     // file; empty: no policy `infinigen`
+};
+
+struct ResolvedAttention {
+  AttentionChoice choice;
+  int max_top_k = 0;
+  int spare_slots = 0;
+  int num_slots() const { return max_top_k + spare_slots; }
+};
+
+// INVALID_ARGUMENT naming key, value and limit.
+absl::StatusOr<ResolvedAttention> ResolveAttention(const AttentionSettings& settings,
+                                                   const std::optional<SparseConfig>& model);
 
 // The policy of the token at `position` of a sequence whose prompt has `prompt_tokens`: a token's
 // KV does not depend on how it came to be computed (in prefill, in decode, again after a

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/model/json_fields.h"
+#include "kernels/ops/compress_keys.h"
+#include "kernels/paged_kv.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
@@ -44,7 +46,7 @@ absl::Status RefuseUnsupported(const JsonFields& fields) {
   if (activation != "silu" && activation != "swish") return fields.Error("hidden_act", "\"silu\"");
   AUGUR_ASSIGN_OR_RETURN(const double rotary, fields.Number("partial_rotary_factor", 1.0));
   if (rotary != 1.0) return fields.Error("partial_rotary_factor", "1");
-  for (const char* key : {"quantization_config", "sliding_window", "sparse_config", "layer_types",
+  for (const char* key : {"quantization_config", "sliding_window", "layer_types",
                           "attention_multiplier", "residual_multiplier", "embedding_multiplier",
                           "logits_scaling", "scale_emb", "scale_depth", "dim_model_base"}) {
     if (fields.Has(key)) {
@@ -69,6 +71,39 @@ absl::Status ReadRope(const JsonFields& fields, const std::string& file, ModelCo
     if (type != "default") return inner.Error(type_key, "\"default\"");
   }
   if (!(config->rope_theta > 0)) return fields.Error("rope_theta", "a number above 0");
+  return absl::OkStatus();
+}
+
+// MiniCPM4's selection knobs (research names in kernels/ops/select_blocks.h): the effective top-k is
+// topk + window_size / block_size, and the local window counts the current block too.
+absl::Status ReadSparseConfig(const JsonFields& fields, const std::string& file,
+                              ModelConfig* config) {
+  const nlohmann::json* sparse = fields.Find("sparse_config");
+  if (sparse == nullptr) return absl::OkStatus();
+  if (!sparse->is_object()) return fields.Error("sparse_config", "an object");
+  const JsonFields inner(*sparse, file, "sparse_config.");
+  for (const auto& [key, built] : {std::pair{"kernel_size", kernels::kWindowTokens},
+                                   std::pair{"kernel_stride", kernels::kWindowStride},
+                                   std::pair{"block_size", kernels::kBlockTokens}}) {
+    AUGUR_ASSIGN_OR_RETURN(const int64_t value, inner.Int(key, built, 1, kMaxDimension));
+    if (value != built) return inner.Error(key, absl::StrCat(built));
+  }
+  AUGUR_ASSIGN_OR_RETURN(const bool use_nope, inner.Bool("use_nope", false));
+  if (use_nope) return inner.Error("use_nope", "false");
+  AUGUR_ASSIGN_OR_RETURN(const int64_t init, inner.Int("init_blocks", 1, 0, kMaxDimension));
+  AUGUR_ASSIGN_OR_RETURN(const int64_t window,
+                         inner.Int("window_size", 2048, kernels::kBlockTokens, kMaxDimension));
+  if (window % kernels::kBlockTokens != 0) {
+    return inner.Error("window_size", absl::StrCat("a multiple of ", kernels::kBlockTokens));
+  }
+  AUGUR_ASSIGN_OR_RETURN(const int64_t top_k, inner.Int("topk", 64, 1, kMaxDimension));
+  AUGUR_ASSIGN_OR_RETURN(const int64_t dense_len,
+                         inner.Int("dense_len", 8192, -1, kMaxDimension));
+  const int local = static_cast<int>(window / kernels::kBlockTokens);
+  config->sparse = SparseConfig{.budget = {.top_k = static_cast<int>(top_k) + local,
+                                           .init = static_cast<int>(init),
+                                           .local = local + 1},
+                                .dense_len = static_cast<int>(dense_len)};
   return absl::OkStatus();
 }
 
@@ -147,6 +182,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
   config.rope_theta = family.rope_theta;
   AUGUR_RETURN_IF_ERROR(ReadShapes(fields, &config));
   AUGUR_RETURN_IF_ERROR(ReadRope(fields, path, &config));
+  AUGUR_RETURN_IF_ERROR(ReadSparseConfig(fields, path, &config));
   AUGUR_ASSIGN_OR_RETURN(
       const int64_t positions,
       fields.Int("max_position_embeddings", family.max_position_embeddings, 1, kMaxDimension));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/attention_policy.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/dtype.h"
 
@@ -30,6 +31,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;         // on q, k, v and o
   bool mlp_bias = false;               // on gate, up and down
+  std::optional<SparseConfig> sparse;  // sparse_config, where the model has one
   std::vector<TokenId> eos_token_ids;  // union of both files, ascending
   std::optional<TokenId> bos_token_id;
 

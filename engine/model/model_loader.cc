@@ -1,5 +1,6 @@
 #include "engine/model/model_loader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,11 +38,18 @@ absl::StatusOr<int> EffectiveContext(const ModelConfig& config, const ModelOptio
   return options.max_context;
 }
 
+int StagingBlocks(const KvOptions& kv, int max_top_k) {
+  if (kv.staging_blocks > 0) return kv.staging_blocks;
+  constexpr int kGroup = kernels::kAttentionGroupBlocks;
+  return std::max(64, (max_top_k + kGroup - 1) / kGroup * kGroup);
+}
+
 // Frames and host blocks that the budgets pay for; what one does not fill is left unused.
 absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
                                                      kernels::DType kv_dtype,
-                                                     const ModelOptions& options) {
+                                                     const ModelOptions& options, int max_top_k) {
   const KvOptions& kv = options.kv;
+  const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
   plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
                                      kernels::BytesOf(kv_dtype));
@@ -49,17 +57,15 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
   plan.page_check = kv.page_check;
   int64_t staging_bytes = 0;
   if (kv.residency != ResidencyMode::kDevice) {
-    if (kv.staging_blocks % kernels::kAttentionGroupBlocks != 0 ||
-        kv.staging_blocks < options.attention.max_top_k) {
+    if (staging_blocks % kernels::kAttentionGroupBlocks != 0 || staging_blocks < max_top_k) {
       return absl::InvalidArgumentError(absl::StrCat(
           "staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
-          ", at least top_k_blocks (", options.attention.max_top_k, "), found ",
-          kv.staging_blocks));
+          ", at least max_top_k_blocks = ", max_top_k, ", found ", staging_blocks));
     }
     plan.num_staging_pages = memory::StagingPages(
         plan.layout, {.max_rows = options.max_batched_tokens,
                       .max_segments = options.max_batch,
-                      .fetch_blocks = kv.staging_blocks});
+                      .fetch_blocks = staging_blocks});
     staging_bytes = static_cast<int64_t>(plan.num_staging_pages * plan.layout.page_bytes);
     const int64_t block_bytes = static_cast<int64_t>(plan.layout.host_block_bytes());
     const int64_t blocks = kv.host_bytes / block_bytes;
@@ -101,6 +107,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                       const ModelOptions& options) {
   AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.folder));
   LoadedModel model;
+  AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
+  const int max_top_k = model.attention.max_top_k;
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   std::optional<ForecastHeads> heads;
@@ -121,9 +129,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
 
   const kernels::DType kv_dtype = options.kv.dtype.value_or(weights.dtype);
   AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
-                         PlanKvMemory(config, kv_dtype, options));
+                         PlanKvMemory(config, kv_dtype, options, max_top_k));
   AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan));
-  model.num_slots = options.attention.max_top_k + options.kv.spare_slots;
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
                 .max_context = config.max_position_embeddings,
@@ -144,8 +151,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                  .max_context = model.max_context,
                                  .kv_dtype = kv_dtype,
                                  .has_forecast = heads.has_value(),
-                                 .max_top_k = options.attention.max_top_k,
-                                 .staging_blocks = options.kv.staging_blocks,
+                                 .max_top_k = max_top_k,
+                                 .staging_blocks = StagingBlocks(options.kv, max_top_k),
                                  .prefetch = options.kv.prefetch,
                                  .recall_every = options.kv.recall_every,
                                  .compute_threads = options.compute_threads},

@@ -35,18 +35,11 @@ struct ModelInfo {
   kernels::DType kv_dtype = kernels::DType::kF32;
 };
 
-// What the deployment offers beside dense attention.
-struct AttentionOptions {
-  int max_top_k = 0;           // blocks, of any request's selection; 0: no policy selects
-  std::string forecast_heads;  // safetensors file; empty: no policy `forecast`
-  std::string infinigen_basis;  // likewise, of the policy `infinigen`
-};
-
 struct ModelOptions {
   std::string folder;
   int max_context = 0;   // 0: the model's own; above it is refused
   KvOptions kv;
-  AttentionOptions attention;
+  AttentionSettings attention;
   int compute_threads = 1;  // of the backend, for what is counted
   int max_batch = 32;
   int max_batched_tokens = 512;
@@ -55,7 +48,7 @@ struct ModelOptions {
 struct LoadedModel {
   ModelInfo info;
   int max_context = 0;  // effective
-  int num_slots = 0;    // of a tiered sequence's groups
+  ResolvedAttention attention;
   std::unique_ptr<memory::KvMemory> kv;  // outlives the runner
   std::unique_ptr<ModelRunner> runner;   // uses `backend`
   std::unique_ptr<Tokenizer> tokenizer;  // null when the folder has no tokenizer.json

@@ -270,6 +270,27 @@ TEST_F(ModelLoaderTest, HeadsThatOverflowAreRefused) {
   ExpectRefused({"num_attention_heads", "65536"});
 }
 
+// MiniCPM's selection knobs: read for any family, refused by name where they ask for other maths.
+TEST_F(ModelLoaderTest, SparseConfigIsHonoured) {
+  tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
+  nlohmann::json config = GoldenConfig();
+  config["sparse_config"] = {{"kernel_size", 32}, {"kernel_stride", 16}, {"init_blocks", 1},
+                             {"block_size", 64},  {"window_size", 2048}, {"topk", 64},
+                             {"use_nope", false}, {"dense_len", 8192}};
+  WriteConfig(config);
+  const absl::StatusOr<LoadedModel> model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->attention.choice.Fingerprint(), "sparse/sparse/96/1/33/8192");
+  for (const auto& [key, value] :
+       {std::pair<const char*, nlohmann::json>{"kernel_size", 16}, {"kernel_stride", 8},
+        {"block_size", 128}, {"use_nope", true}, {"window_size", 100}, {"topk", "many"}}) {
+    nlohmann::json wrong = config;
+    wrong["sparse_config"][key] = value;
+    WriteConfig(wrong);
+    ExpectRefused({"sparse_config", key});
+  }
+}
+
 TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {
   WriteConfig(GoldenConfig());
   tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
@@ -309,19 +330,20 @@ TEST_F(ModelLoaderTest, ForecastHeadsOfTheWrongShapeAreRefused) {
   tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
   const nlohmann::json config = GoldenConfig();
   const int layers = config["num_hidden_layers"], hidden = config["hidden_size"];
-  const int kv_width = config["num_key_value_heads"].get<int>() * hidden /
-                       config["num_attention_heads"].get<int>();
+  const int heads = config["num_attention_heads"];
+  const int kv_width =
+      config["num_key_value_heads"].get<int>() * config.value("head_dim", hidden / heads);
   const std::string path = scratch_.path() + "/heads.safetensors";
   ModelOptions options;
   options.folder = scratch_.path();
   options.kv.device_bytes = 16 << 20;
   options.attention.forecast_heads = path;
-  options.attention.max_top_k = 16;
   const auto load = [&](int some_layers, int width) {
     tests::WriteRandomForecast(path, some_layers, width, hidden, 1);
     return LoadModel(backend_.get(), &clock_, options);
   };
-  EXPECT_TRUE(load(layers, kv_width).ok());
+  const auto right = load(layers, kv_width);
+  EXPECT_TRUE(right.ok()) << right.status();
   for (const auto& model : {load(layers, kv_width + 2), load(layers - 1, kv_width)}) {
     ASSERT_FALSE(model.ok());
     const std::string message(model.status().message());

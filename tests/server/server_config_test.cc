@@ -144,39 +144,29 @@ TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
             "\"50051\"");
   EXPECT_EQ(Error("batch: 500\nbatched_tokens: 512"),
             "augur.yaml: batched_tokens: expected at least batch + 64 = 564, found 512");
-  EXPECT_EQ(Error("decode_policy: infinigen"),
-            "augur.yaml: decode_policy: infinigen needs infinigen_basis, a file that "
-            "augur-infinigen-basis makes");
   EXPECT_EQ(Error("context: 10"), "augur.yaml: context: expected 0 or at least 64, found 10");
 }
 
-TEST_F(ServerConfigTest, RulesBetweenKeysOfAttentionAndTiers) {
+TEST_F(ServerConfigTest, AttentionAndTiers) {
   EXPECT_EQ(Error("decode_policy: quest"),
-            "augur.yaml:1: decode_policy: expected dense, sparse, infinigen or forecast, found "
-            "\"quest\"");
-  EXPECT_EQ(Error("top_k_blocks: 8"),
-            "augur.yaml: top_k_blocks: expected at least init_blocks + local_blocks = 9, found 8");
-  EXPECT_EQ(Error("max_top_k_blocks: 24"),
-            "augur.yaml: max_top_k_blocks: expected at least top_k_blocks = 25, found 24");
+            "augur.yaml:1: decode_policy: expected auto, dense, sparse, infinigen or forecast, "
+            "found \"quest\"");
   EXPECT_EQ(Error("local_blocks: 1").substr(0, 27), "augur.yaml:1: local_blocks:");
-  EXPECT_EQ(Error("decode_policy: forecast"),
-            "augur.yaml: decode_policy: forecast needs forecast_heads, a file that "
-            "augur-train-forecast makes");
-  EXPECT_EQ(Error("prefill_policy: infinigen").substr(0, 69),
-            "augur.yaml: prefill_policy: expected dense, sparse or forecast, found");
+  EXPECT_EQ(Error("top_k_blocks: few"),
+            "augur.yaml:1: top_k_blocks: expected auto or an integer from 1 to 262144, found "
+            "\"few\"");
   EXPECT_EQ(Error("residency: host"),
             "augur.yaml:1: residency: expected device, tiered or auto, found \"host\"");
-  EXPECT_EQ(Error("residency: tiered\nstaging_blocks: 40"),
-            "augur.yaml: staging_blocks: expected a multiple of 16, at least max_top_k_blocks = 25, "
-            "found 40");
   EXPECT_EQ(Error("residency: tiered\nkv_bytes: 10GiB\nhost_kv_bytes: 7GiB"),
             "augur.yaml: host_kv_bytes: expected at most what kv_bytes leaves of this machine's "
             "memory, 6GiB, found 7GiB");
-  const auto tiered = Load("residency: tiered\nmax_top_k_blocks: 100\n");
-  ASSERT_TRUE(tiered.ok()) << tiered.status();
-  EXPECT_EQ(tiered->staging_blocks, 112);
-  EXPECT_EQ(tiered->spare_slots, 25);
-  EXPECT_GT(tiered->host_kv_bytes, 0);
+  const auto config = Load("residency: tiered\ndecode_policy: sparse\ntop_k_blocks: 30\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->decode_policy, engine::AttentionPolicy::kSparse);
+  EXPECT_EQ(config->prefill_policy, std::nullopt);
+  EXPECT_EQ(config->top_k_blocks, 30);
+  EXPECT_EQ(config->local_blocks, std::nullopt);
+  EXPECT_GT(config->host_kv_bytes, 0);
 }
 
 TEST_F(ServerConfigTest, RefusesWhatIsNoMap) {
