@@ -67,8 +67,9 @@ int RunWorlds(const Arguments& arguments, int64_t process) {
         augur::tests::RunSimulation(static_cast<uint64_t>(seed), arguments.per_seed);
     total.Add(one);
     if (!one.fault.empty()) {
-      std::printf("seed %" PRId64 ": %s, %" PRId64 " operations in all\n", seed, one.fault.c_str(),
-                  total.operations());
+      std::printf("seed %" PRId64 ": %s, %" PRId64 " operations in all; again: --seed %" PRId64
+                  " --operations 1\n",
+                  seed, one.fault.c_str(), total.operations(), seed);
       std::fflush(stdout);
       return 1;
     }
