@@ -90,11 +90,10 @@ EngineOptions SmallOptions() {
 class EngineTest : public testing::Test {
  protected:
   void Start(const EngineOptions& options, int num_frames = 40, int num_host_blocks = 0) {
-    const tests::RecordingOptions recording{
-        .limits = {.max_rows = options.max_batched_tokens,
-                   .max_segments = options.max_batch,
-                   .fetch_blocks = kTopK},
-        .max_top_k = kTopK};
+    const tests::RecordingOptions recording{.limits = {.max_rows = options.max_batched_tokens,
+                                                       .max_segments = options.max_batch,
+                                                       .fetch_blocks = kTopK},
+                                            .max_top_k = kTopK};
     const memory::KvLayout layout = tests::RecordLayout(kShape);
     pools_ = std::make_unique<tests::TestPools>(layout, num_frames, num_host_blocks,
                                                 memory::StagingPages(layout, recording.limits));
@@ -123,8 +122,8 @@ class EngineTest : public testing::Test {
   }
 
   static std::vector<TokenId> Reference(const Request& request, uint32_t count) {
-    return tests::ReferenceTokens(kShape, request.sampling.seed, request.attention,
-                                  request.prompt, static_cast<int>(count));
+    return tests::ReferenceTokens(kShape, request.sampling.seed, request.attention, request.prompt,
+                                  static_cast<int>(count));
   }
 
   void ExpectNothingHeld() {
@@ -403,10 +402,10 @@ TEST_F(EngineTest, TieredSequencesBiggerThanTheDeviceGetTheirTokens) {
   for (int i = 0; i < 3; ++i) {
     requests.push_back(Make(1200 + i, 200, 2 + i));
     if (i < 2) {
-      requests.back()->attention = {.prefill = AttentionPolicy::kSparse,
-                                    .decode = i == 0 ? AttentionPolicy::kSparse
-                                                     : AttentionPolicy::kForecast,
-                                    .budget = {.top_k = kTopK, .init = 1, .local = 2}};
+      requests.back()->attention = {
+          .prefill = AttentionPolicy::kSparse,
+          .decode = i == 0 ? AttentionPolicy::kSparse : AttentionPolicy::kForecast,
+          .budget = {.top_k = kTopK, .init = 1, .local = 2}};
     }
     ASSERT_TRUE(engine_->Submit(requests.back()).ok());
   }

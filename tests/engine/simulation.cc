@@ -181,15 +181,18 @@ class World final : public engine::TokenOutput {
     }
     request->stopping.max_tokens = random_.OneIn(3) ? Draw(1, 20) : Draw(1, 300);
     request->sampling.seed = static_cast<uint64_t>(Draw(0, kTenants - 1));
-    request->attention = settings_.policies[Draw(0, static_cast<int>(settings_.policies.size()) - 1)];
+    request->attention =
+        settings_.policies[Draw(0, static_cast<int>(settings_.policies.size()) - 1)];
     request->output.progress = Draw(0, 1) == 1;
     request->arrival_ns = clock_.NowNs();
-    if (Chance(Trouble::kDeadlines, 40)) request->deadline_ns = clock_.NowNs() + Draw(0, 20000) * kNsPerRow;
+    if (Chance(Trouble::kDeadlines, 40))
+      request->deadline_ns = clock_.NowNs() + Draw(0, 20000) * kNsPerRow;
     const bool poisoned = Chance(Trouble::kPoisonedRows, 10);
     if (poisoned) request->prompt.back() = kPoison;
     if (Draw(0, 4) > 0) {
-      request->block_keys = memory::MakeBlockKeys(
-          secret_, request->attention.Fingerprint(), absl::StrCat("tenant", request->sampling.seed), request->prompt);
+      request->block_keys =
+          memory::MakeBlockKeys(secret_, request->attention.Fingerprint(),
+                                absl::StrCat("tenant", request->sampling.seed), request->prompt);
     }
     request->sink = sink_;
     if (!engine::CheckFits(*request, settings_.options, kv_->pools()).ok()) return;
@@ -293,8 +296,7 @@ class World final : public engine::TokenOutput {
         if (!client.poisoned) Fault("a healthy row failed");
         return;
       case absl::StatusCode::kUnavailable:
-        if (client.num_generated() > 0 && !ends_all_)
-          Fault("a drain ended a running stream");
+        if (client.num_generated() > 0 && !ends_all_) Fault("a drain ended a running stream");
         return;
       default:
         Fault(absl::StrCat("unexpected status ", event.status.ToString()));

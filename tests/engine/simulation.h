@@ -20,7 +20,7 @@ struct SimulationResult {
   int64_t saved = 0;        // preemptions whose KV stayed on the host
 
   // What counts as an operation.
-  int64_t segments = 0;     // of engine steps
+  int64_t segments = 0;  // of engine steps
   int64_t admissions = 0;
   int64_t preemptions = 0;
   int64_t cancels = 0;

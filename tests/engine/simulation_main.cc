@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cinttypes>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -44,13 +44,13 @@ void OnCrash(int signal) {
 
 void Print(const char* what, const SimulationResult& total, double seconds) {
   std::printf("%s%" PRId64 " operations in %.1f s (%.0f a second): %" PRId64 " steps, %" PRId64
-              " requests, %" PRId64 " prefix-hit blocks, %" PRId64 " saved\n"
+              " requests, %" PRId64 " prefix-hit blocks, %" PRId64
+              " saved\n"
               "  segments %" PRId64 ", admissions %" PRId64 ", preemptions %" PRId64
               ", cancels %" PRId64 ", copies %" PRId64 ", group plans %" PRId64 "\n",
               what, total.operations(), seconds, static_cast<double>(total.operations()) / seconds,
               total.steps, total.requests, total.prefix_hits, total.saved, total.segments,
-              total.admissions, total.preemptions, total.cancels, total.copies,
-              total.group_plans);
+              total.admissions, total.preemptions, total.cancels, total.copies, total.group_plans);
   std::fflush(stdout);
 }
 
@@ -67,8 +67,9 @@ int RunWorlds(const Arguments& arguments, int64_t process) {
         augur::tests::RunSimulation(static_cast<uint64_t>(seed), arguments.per_seed);
     total.Add(one);
     if (!one.fault.empty()) {
-      std::printf("seed %" PRId64 ": %s, %" PRId64 " operations in all\n", seed,
-                  one.fault.c_str(), total.operations());
+      std::printf("seed %" PRId64 ": %s, %" PRId64 " operations in all; again: --seed %" PRId64
+                  " --operations 1\n",
+                  seed, one.fault.c_str(), total.operations(), seed);
       std::fflush(stdout);
       return 1;
     }

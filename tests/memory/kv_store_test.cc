@@ -236,13 +236,13 @@ TEST_F(KvStoreTest, AHitRestoresLayer0AndCompressedKeys) {
   for (int block = 0; block < 3; ++block) {
     ForEachGroup([&](int layer, int head) {
       const std::byte mark = Mark(layer, head, block);
-      EXPECT_TRUE(Holds(kv.block_keys(store_->pools(), layer, head, block), kLayout.key_bytes,
-                        mark));
+      EXPECT_TRUE(
+          Holds(kv.block_keys(store_->pools(), layer, head, block), kLayout.key_bytes, mark));
       EXPECT_TRUE(Holds(store_->pools().host_page(kv.host_blocks[block], layer, head),
                         kLayout.page_bytes, mark));
       if (layer > 0) return;
-      EXPECT_TRUE(Holds(kv.resident_page(store_->pools(), 0, head, block), kLayout.page_bytes,
-                        mark));
+      EXPECT_TRUE(
+          Holds(kv.resident_page(store_->pools(), 0, head, block), kLayout.page_bytes, mark));
     });
   }
   store_->Release(2);
@@ -277,8 +277,8 @@ TEST_F(KvStoreTest, ASavedSequenceComesBackWithItsTailSlotsAndStamps) {
         ASSERT_GE(FindSlot(group, block), 0);
         EXPECT_EQ(group.stamps[FindSlot(group, block)], block);
       }
-      EXPECT_TRUE(Holds(PageOf(&kv, layer, head, block), kLayout.page_bytes,
-                        Mark(layer, head, block)));
+      EXPECT_TRUE(
+          Holds(PageOf(&kv, layer, head, block), kLayout.page_bytes, Mark(layer, head, block)));
     });
   }
   EXPECT_EQ(kv.landed_blocks, (std::vector<int>{2, 2, 2})) << "the tail will be written again";
@@ -326,14 +326,24 @@ TEST_F(KvStoreTest, AMirroredResidentSequenceIsSavedAndResumesTiered) {
       const std::byte mark = Mark(layer, head, block);
       EXPECT_TRUE(Holds(store_->pools().host_page(kv.host_blocks[block], layer, head),
                         kLayout.page_bytes, mark));
-      EXPECT_TRUE(Holds(kv.block_keys(store_->pools(), layer, head, block), kLayout.key_bytes,
-                        mark));
+      EXPECT_TRUE(
+          Holds(kv.block_keys(store_->pools(), layer, head, block), kLayout.key_bytes, mark));
       if (layer > 0) {
         EXPECT_EQ(FindSlot(kv.group(kLayout, layer, head), block) >= 0, block >= 3)
             << "the last four are in the slots";
       }
     });
   }
+  store_->Release(1);
+  LetCopiesEnd();
+  ExpectEmpty();
+}
+
+TEST_F(KvStoreTest, AMirroredSequenceThatEndsGivesBothSidesBack) {
+  ASSERT_TRUE(Open(1, kSelecting, 3, 9));
+  Compute(1, 0, 3);
+  ASSERT_TRUE(store_->BeginMirror(1, 9));
+  WriteBehind(1, 2);
   store_->Release(1);
   LetCopiesEnd();
   ExpectEmpty();
@@ -350,8 +360,8 @@ TEST_F(KvStoreTest, AReleasedSequenceLeavesItsNeighboursWritesAlone) {
   SequenceKv& kv = store_->sequence(2);
   EXPECT_EQ(kv.landed_blocks, (std::vector<int>{1, 1, 1}));
   ForEachGroup([&](int layer, int head) {
-    EXPECT_TRUE(Holds(store_->pools().host_page(kv.host_blocks[0], layer, head),
-                      kLayout.page_bytes, Mark(layer, head, 0)));
+    EXPECT_TRUE(Holds(store_->pools().host_page(kv.host_blocks[0], layer, head), kLayout.page_bytes,
+                      Mark(layer, head, 0)));
   });
   store_->Release(2);
   ExpectEmpty();
@@ -359,7 +369,7 @@ TEST_F(KvStoreTest, AReleasedSequenceLeavesItsNeighboursWritesAlone) {
 
 // The newest ticket may be done while older, less urgent ones fill the queue.
 TEST_F(KvStoreTest, AFullQueueIsWaitedForOldestFirst) {
-  transfers_.emplace(tests::SimulatedTransfersOptions{.units = 1, .queue_copies = 20}, 1, &clock_);
+  transfers_.emplace(tests::SimulatedTransfersOptions{.units = 1, .queue_copies = 12}, 1, &clock_);
   store_.emplace(pools_->pools(), &*transfers_);
   ASSERT_TRUE(Open(1, kTiered, 2, 4));
   Compute(1, 0, 2);

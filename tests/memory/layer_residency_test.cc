@@ -146,8 +146,8 @@ TEST_F(LayerResidencyTest, AChunkIsWrittenBehindAndKeepsItsWorkingSet) {
         const int slot = FindSlot(kv_->group(kLayout, layer, head), block);
         EXPECT_EQ(slot >= 0, block >= 1);
         if (slot < 0) continue;
-        EXPECT_TRUE(Holds(kv_->slot_page(store_->pools(), layer, head, slot),
-                          Mark(layer, head, block)));
+        EXPECT_TRUE(
+            Holds(kv_->slot_page(store_->pools(), layer, head, slot), Mark(layer, head, block)));
       }
     }
   }
@@ -205,7 +205,8 @@ TEST_F(LayerResidencyTest, ABlockThatHasNotLandedIsWaitedForBeforeItsFetch) {
 
 TEST_F(LayerResidencyTest, APageOnItsWayIsReadFromTheHost) {
   RunChunk(0, 4);
-  EXPECT_TRUE(Holds(residency_->ReadablePage(kv_, 1, 0, 0), Mark(1, 0, 0)))
+  ASSERT_EQ(kv_->landed_blocks[3], 0);
+  EXPECT_TRUE(Holds(residency_->ReadablePage(kv_, 3, 0, 0), Mark(3, 0, 0)))
       << "in no slot and not landed: it waits";
   LetCopiesEnd();
   const auto pages = Request(1, TransferKind::kPrefetch, 4 * 64 - 1, {0, 3});
@@ -270,31 +271,36 @@ TEST_F(LayerResidencyTest, AResidentSequenceIsWrittenBehindOnlyWhenMirrored) {
   EXPECT_TRUE(Holds(store_->pools().host_page(kv->host_blocks[0], 3, 1), Mark(3, 1, 0)));
 }
 
-TEST_F(LayerResidencyTest, ReleasedBesideAnotherItDoesNotDropTheOthersWrites) {
-  ASSERT_TRUE(store_->Open({.id = 2,
-                            .demand = kTiered,
-                            .keys = {},
-                            .hits = 0,
-                            .blocks = 1,
-                            .most_blocks = 2}));
-  SequenceKv* other = &store_->sequence(2);
-  for (int layer = 0; layer < kLayout.num_layers; ++layer) {
-    residency_->BeginLayer(layer, layer == 0 ? 0 : 2);
-    AppendChunk(layer, 0, 1);
-    for (int head = 0; head < kLayout.num_kv_heads; ++head) {
-      Fill(residency_->AppendPage(other, layer, head, 0, layer == 0 ? -1 : 1),
-           Mark(layer, head, 9));
+TEST_F(LayerResidencyTest, AReleasedSequenceDoesNotDropItsNeighboursWrites) {
+  for (const SequenceId released : {2, 4}) {
+    const SequenceId ids[] = {released == 2 ? SequenceId{2} : SequenceId{3},
+                              released == 2 ? SequenceId{3} : SequenceId{4}};
+    for (const SequenceId id : ids) {
+      ASSERT_TRUE(store_->Open(
+          {.id = id, .demand = kTiered, .keys = {}, .hits = 0, .blocks = 1, .most_blocks = 2}));
     }
-    residency_->QueueWrites(kv_, layer, 1, 0, layer == 0 ? -1 : 0);
-    residency_->QueueWrites(other, layer, 1, 0, layer == 0 ? -1 : 1);
-    residency_->SubmitWrites(layer);
-  }
-  store_->Release(1);
-  LetCopiesEnd();
-  EXPECT_EQ(other->landed_everywhere(), 1);
-  for (int layer = 0; layer < kLayout.num_layers; ++layer) {
-    EXPECT_TRUE(Holds(store_->pools().host_page(other->host_blocks[0], layer, 1),
-                      Mark(layer, 1, 9)));
+    for (int layer = 0; layer < kLayout.num_layers; ++layer) {
+      residency_->BeginLayer(layer, layer == 0 ? 0 : 2);
+      for (int place = 0; place < 2; ++place) {
+        SequenceKv* kv = &store_->sequence(ids[place]);
+        for (int head = 0; head < kLayout.num_kv_heads; ++head) {
+          Fill(residency_->AppendPage(kv, layer, head, 0, layer == 0 ? -1 : place),
+               Mark(layer, head, 3 + place));
+        }
+        residency_->QueueWrites(kv, layer, 1, 0, layer == 0 ? -1 : place);
+      }
+      residency_->SubmitWrites(layer);
+    }
+    store_->Release(released);
+    LetCopiesEnd();
+    const int kept = released == ids[0] ? 1 : 0;
+    SequenceKv* kv = &store_->sequence(ids[kept]);
+    EXPECT_EQ(kv->landed_everywhere(), 1);
+    for (int layer = 0; layer < kLayout.num_layers; ++layer) {
+      EXPECT_TRUE(
+          Holds(store_->pools().host_page(kv->host_blocks[0], layer, 1), Mark(layer, 1, 3 + kept)));
+    }
+    store_->Release(ids[kept]);
   }
 }
 

@@ -93,8 +93,8 @@ int32_t TokenOf(uint64_t hash, bool poisoned) {
 int32_t NextToken(const RecordChain& chain, const RecordShape& shape,
                   const engine::AttentionChoice& attention, int prompt_tokens) {
   const int tokens = chain.size();
-  const bool dense = engine::PolicyAt(attention, tokens - 1, prompt_tokens) ==
-                     engine::AttentionPolicy::kDense;
+  const bool dense =
+      engine::PolicyAt(attention, tokens - 1, prompt_tokens) == engine::AttentionPolicy::kDense;
   uint64_t hash = chain.value(tokens - 1);
   std::vector<int32_t> blocks;
   for (int layer = 0; layer < shape.num_layers; ++layer) {

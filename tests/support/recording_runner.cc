@@ -132,18 +132,18 @@ void RecordingRunner::AddPieces(int index) {
   const Work& work = works_[index];
   const StepSegment& segment = *work.segment;
   for (int position = segment.rows.first_position; position < work.end_position();) {
-    const int next = std::min(
-        work.end_position(),
-        engine::NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
+    const int next =
+        std::min(work.end_position(),
+                 engine::NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
     const AttentionPolicy policy =
         engine::PolicyAt(*segment.attention, position, segment.prompt_tokens);
     const int row = segment.rows.first_row + position - segment.rows.first_position;
-    pieces_.push_back({.segment = index,
-                       .rows = {row, next - position, position},
-                       .selects = policy != AttentionPolicy::kDense,
-                       .ahead = policy == AttentionPolicy::kForecast && segment.kv->tiered() &&
-                                !work.chunk,
-                       .ends_segment = next == work.end_position()});
+    pieces_.push_back(
+        {.segment = index,
+         .rows = {row, next - position, position},
+         .selects = policy != AttentionPolicy::kDense,
+         .ahead = policy == AttentionPolicy::kForecast && segment.kv->tiered() && !work.chunk,
+         .ends_segment = next == work.end_position()});
     position = next;
   }
 }
@@ -152,8 +152,7 @@ void RecordingRunner::AddPieces(int index) {
 // and is believed as layer 0 has it: a wrong block gives a wrong transcript.
 RecordChain* RecordingRunner::ChainOf(const StepSegment& segment, const int32_t* tokens) {
   RecordChain& chain =
-      chains_.try_emplace(segment.kv->id, segment.sampling.seed, *segment.attention)
-          .first->second;
+      chains_.try_emplace(segment.kv->id, segment.sampling.seed, *segment.attention).first->second;
   while (chain.size() < segment.rows.first_position) {
     const int position = chain.size();
     const std::byte* page = segment.kv->resident_page(pools_, 0, 0, position / kBlockTokens);
@@ -201,8 +200,8 @@ void RecordingRunner::Append(const Work& work, int layer) {
     const int end = std::min(work.end_position(), (block + 1) * kBlockTokens);
     for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
       const Record salt = GroupSalt(layer, head);
-      Record* records = RecordsOf(residency_.AppendPage(work.segment->kv, layer, head, block,
-                                                        PlaceOf(work, block)));
+      Record* records = RecordsOf(
+          residency_.AppendPage(work.segment->kv, layer, head, block, PlaceOf(work, block)));
       for (int position = first; position < end; ++position) {
         records[position % kBlockTokens] = work.chain->value(position) + salt;
       }
@@ -280,8 +279,7 @@ void RecordingRunner::Request(int layer, TransferKind kind) {
                    &choice_);
       AUGUR_CHECK(static_cast<int>(choice_.size()) <= stride);
       selection.counts[list + head] = static_cast<int32_t>(choice_.size());
-      std::copy(choice_.begin(), choice_.end(),
-                selection.blocks.begin() + (list + head) * stride);
+      std::copy(choice_.begin(), choice_.end(), selection.blocks.begin() + (list + head) * stride);
     }
     const kernels::SelectionBudget& budget = work.segment->attention->budget;
     requests_.push_back({.kv = kv,
@@ -327,8 +325,8 @@ void RecordingRunner::AttendResident(const Piece& piece, int layer) {
   if (piece.selects) ReadKeys(work, layer, end);
   for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
     const auto read = [&](int block) {
-      return ReadPage(*work.chain, kv.resident_page(pools_, layer, head, block), layer, head,
-                      block, end);
+      return ReadPage(*work.chain, kv.resident_page(pools_, layer, head, block), layer, head, block,
+                      end);
     };
     if (!piece.selects) {
       for (int block = 0; block * kBlockTokens < end; ++block) sums_[head] += read(block);
@@ -383,8 +381,8 @@ void RecordingRunner::AttendStream(const Piece& piece, int layer) {
     group_plans_ += pools_.layout.num_kv_heads;
     for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
       for (const int32_t block : tile_[head]) {
-        sums_[head] += ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block,
-                                end);
+        sums_[head] +=
+            ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block, end);
       }
     }
   }
@@ -422,8 +420,8 @@ void RecordingRunner::AttendChunk(const Piece& piece, int layer) {
   }
   for (int head = 0; head < heads; ++head) {
     for (const int32_t block : last_[head]) {
-      sums_[head] += ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block,
-                              end);
+      sums_[head] +=
+          ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block, end);
     }
   }
   EndChunk(piece);

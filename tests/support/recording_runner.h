@@ -1,9 +1,9 @@
 // The model of recorded_model.h on real pages: every computed token leaves its records in the pages
 // that LayerResidency names, every read compares the records of the page it was given, and the
-// token that follows is a hash of what was read. It makes the calls of engine/attention/layer_worker
-// in the same order, so a sequence that reads a wrong, stale or unwritten page, one whose copy has
-// not landed, or another tenant's, is found at once (fault) or gets another transcript than
-// NextToken says.
+// token that follows is a hash of what was read. It makes the calls of
+// engine/attention/layer_worker in the same order, so a sequence that reads a wrong, stale or
+// unwritten page, one whose copy has not landed, or another tenant's, is found at once (fault) or
+// gets another transcript than NextToken says.
 //
 // Of a prefill chunk that selects every eighth row and the last one read.
 #pragma once
@@ -31,8 +31,8 @@ class RecordingRunner final : public engine::ModelRunner {
  public:
   // The store has RecordLayout and outlives the runner. Each Run moves `clock` (may be null) by
   // ns_per_row for every row, layer by layer.
-  RecordingRunner(const RecordingOptions& options, memory::KvStore* store,
-                  memory::FakeClock* clock, int64_t ns_per_row);
+  RecordingRunner(const RecordingOptions& options, memory::KvStore* store, memory::FakeClock* clock,
+                  int64_t ns_per_row);
 
   void Run(const engine::StepInputs& inputs, engine::StepOutputs* outputs) override;
 
@@ -66,9 +66,9 @@ class RecordingRunner final : public engine::ModelRunner {
   };
   // Choices of single rows of tiered sequences for one layer.
   struct Selection {
-    std::vector<int32_t> blocks;           // [segments][kv heads][stride]
-    std::vector<int32_t> counts;           // [segments][kv heads]
-    std::vector<const std::byte*> pages;   // [segments][kv heads][stride]
+    std::vector<int32_t> blocks;          // [segments][kv heads][stride]
+    std::vector<int32_t> counts;          // [segments][kv heads]
+    std::vector<const std::byte*> pages;  // [segments][kv heads][stride]
   };
 
   RecordChain* ChainOf(const engine::StepSegment& segment, const int32_t* tokens);
@@ -117,10 +117,10 @@ class RecordingRunner final : public engine::ModelRunner {
   std::array<Selection, 2> selections_;  // of the layer of that parity
   std::vector<memory::BlockRequest> requests_;
   std::vector<int32_t> choice_;
-  std::vector<std::vector<int32_t>> tile_;     // [kv heads]
-  std::vector<std::vector<int32_t>> grown_;    // likewise
-  std::vector<std::vector<int32_t>> last_;     // choice of the last row, likewise
-  std::vector<Record> sums_;                   // likewise, of the row that answers
+  std::vector<std::vector<int32_t>> tile_;   // [kv heads]
+  std::vector<std::vector<int32_t>> grown_;  // likewise
+  std::vector<std::vector<int32_t>> last_;   // choice of the last row, likewise
+  std::vector<Record> sums_;                 // likewise, of the row that answers
 
   int64_t rows_run_ = 0;
   int64_t group_plans_ = 0;

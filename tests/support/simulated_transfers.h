@@ -1,10 +1,10 @@
-// A transfer engine in virtual time, as awkward as transfer_engine.h allows: copies of a list run in
-// random order on a few units, take random times, sometimes stall; bytes move when a copy begins,
-// when it ends, or half and half. From Submit on a target holds garbage, so that reading before
-// Done shows, and a source that changes before its copy ends is a fault.
+// A transfer engine in virtual time, as awkward as transfer_engine.h allows: copies of a list run
+// in random order on a few units, take random times, sometimes stall; bytes move when a copy
+// begins, when it ends, or half and half. From Submit on a target holds garbage, so that reading
+// before Done shows, and a source that changes before its copy ends is a fault.
 //
-// Time passes when somebody else moves the clock, and in Wait. The same calls at the same times with
-// the same seed do the same.
+// Time passes when somebody else moves the clock, and in Wait. The same calls at the same times
+// with the same seed do the same.
 #pragma once
 
 #include <cstdint>
