@@ -101,8 +101,9 @@ class Machine {
     model.kv.prefetch = options.prefetch;
     model.kv.staging_blocks = 32;
     model.kv.recall_every = 0;
-    model.kv.spare_slots = 1;
-    model.attention = {.max_top_k = 20, .forecast_heads = {}, .infinigen_basis = basis};
+    model.attention.top_k_blocks = 20;
+    model.attention.spare_slots = 1;
+    model.attention.infinigen_basis = basis;
     model.max_batch = 4;
     model.max_batched_tokens = 1024;
     absl::StatusOr<LoadedModel> loaded = LoadModel(backend_.get(), &clock_, model);
