@@ -36,7 +36,7 @@ struct EvaluationOptions {
   int64_t length = 8000;  // tokens of a prompt, at most
   int documents = 12;     // of each task
   int questions = 10;     // of each document
-  int distractors = 20;   // of each document, in tasks that have them
+  int distractors = 8;    // of each document, in tasks that have them
   FactPlacement placement = FactPlacement::kSentence;
   uint64_t seed = 1;
   std::optional<uint32_t> top_k_blocks;  // sent with every policy but dense

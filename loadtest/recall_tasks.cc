@@ -20,12 +20,11 @@ constexpr std::array kColours = {"red",   "blue", "green", "white", "black", "gr
                                  "brown", "pink", "old",   "new",   "tall",  "round"};
 constexpr std::array kPlaces = {"barn",   "mill", "tower", "bridge", "gate",  "house",
                                 "chapel", "well", "farm",  "inn",    "light", "dock"};
-// Cities that the bundled model can spell; most others it cannot, wherever they stand.
+// Cities that the bundled model copies in at least four of five places; most others it misspells
+// wherever they stand, whatever the attention (README).
 constexpr std::array kCityNames = {
-    "Oslo",    "Paris",  "London",   "Berlin",  "Madrid", "Vienna",  "Prague",  "Warsaw", "Dublin",
-    "Lisbon",  "Athens", "Cairo",    "Delhi",   "Sydney", "Toronto", "Chicago", "Boston", "Denver",
-    "Lima",    "Bogota", "Havana",   "Nairobi", "Tunis",  "Manila",  "Seoul",   "Geneva", "Krakow",
-    "Jakarta", "Osaka",  "Auckland", "Perth",   "Accra",  "Lyon",    "Quito",   "Dakar"};
+    "Berlin", "Madrid", "Prague", "Warsaw",  "Dublin",   "Lisbon", "Athens", "Delhi", "Sydney",
+    "Boston", "Denver", "Lima",   "Bogota",  "Manila",   "Perth",  "Accra",  "Jakarta", "Auckland"};
 
 template <size_t A, size_t B>
 std::vector<std::string> HyphenPairs(const std::array<const char*, A>& first,

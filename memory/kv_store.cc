@@ -165,6 +165,7 @@ void KvStore::RestoreKeysAndLayer0(SequenceKv* kv, int blocks) {
       }
     }
   }
+  CheckSources(copies);
   Submit(TransferKind::kRestore, copies, &kv->restores);
 }
 
@@ -187,7 +188,23 @@ void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
       }
     }
   }
+  CheckSources(copies);
   Submit(TransferKind::kRestore, copies, &kv->restores);
+}
+
+bool KvStore::CheckPage(const std::byte* host_page, const std::byte* page) {
+  const size_t index = (host_page - pools_.host) / pools_.layout.page_bytes;
+  const PageCheck::Result result =
+      page_check_.Verify(index, {page, pools_.layout.page_bytes});
+  AUGUR_CHECK(result != PageCheck::Result::kDiffers);
+  return result == PageCheck::Result::kEqual;
+}
+
+// What comes back outside a step is checked where it lies.
+void KvStore::CheckSources(std::span<const PageCopy> copies) {
+  for (const PageCopy& copy : copies) {
+    if (copy.bytes == pools_.layout.page_bytes) CheckPage(copy.from, copy.from);
+  }
 }
 
 void KvStore::Submit(TransferKind kind, std::span<const PageCopy> all,

@@ -52,7 +52,9 @@ class KvStore {
 
   const KvPools& pools() const { return pools_; }
   TransferEngine* transfers() const { return transfers_; }
-  PageCheck* page_check() { return &page_check_; }
+  // Self-test: that `page`, the host page itself or a copy of it on the device, has the bytes that
+  // were spilled; CHECKs. False: not one of the sampled ones.
+  bool CheckPage(const std::byte* host_page, const std::byte* page);
   int available_frames() const { return device_.available(); }
   int available_host_blocks() const { return host_ ? host_->available() : 0; }
   KvCounts frame_counts() const { return device_.counts(); }
@@ -126,6 +128,7 @@ class KvStore {
   bool TakeFrames(const KvFootprint& footprint, SequenceKv* kv);
   void RestoreKeysAndLayer0(SequenceKv* kv, int blocks);
   void RestoreSlots(SequenceKv* kv, int blocks);
+  void CheckSources(std::span<const PageCopy> copies);
   bool Quiet(SequenceKv* kv);
   void PublishLate(SequenceKv* kv);
   void CheckSequence(const SequenceKv& kv) const;

@@ -177,14 +177,13 @@ void LayerResidency::WaitForRequest(int layer, TransferKind kind) {
   }
   WaitTimed(request.tickets, layer, cause);
   request.tickets.clear();
-  for (const PageCopy& copy : request.copies) {
-    const size_t host_page = (copy.from - pools_.host) / pools_.layout.page_bytes;
-    const PageCheck::Result result =
-        store_->page_check()->Verify(host_page, {copy.to, copy.bytes});
-    if (result == PageCheck::Result::kNotSampled) continue;
-    stats_->checked_pages += 1;
-    // Whoever would attend to it would answer garbage.
-    AUGUR_CHECK(result == PageCheck::Result::kEqual);
+  VerifyPages(request.copies);
+}
+
+// Whoever would attend to a page that differs would answer garbage.
+void LayerResidency::VerifyPages(std::span<const PageCopy> copies) {
+  for (const PageCopy& copy : copies) {
+    if (store_->CheckPage(copy.from, copy.to)) stats_->checked_pages += 1;
   }
 }
 
@@ -273,6 +272,7 @@ void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks) {
   std::vector<Ticket> tickets;
   store_->Submit(TransferKind::kFetch, copies_, &tickets);
   WaitTimed(tickets, chunk_layer_, WaitCause::kFetch);
+  VerifyPages(copies_);
 }
 
 const std::byte* LayerResidency::TilePage(int kv_head, int32_t block) {

@@ -119,6 +119,7 @@ class LayerResidency {
                   std::span<const int32_t> wanted);
   void WaitForWrite(SequenceKv* kv, int layer);
   bool IsArriving(const std::byte* page, int layer) const;
+  void VerifyPages(std::span<const PageCopy> copies);
   void WaitForRequest(int layer, TransferKind kind);
   // Waits on tickets, timed as `cause`.
   void WaitTimed(std::span<const Ticket> tickets, int layer, WaitCause cause);

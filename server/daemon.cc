@@ -126,8 +126,12 @@ KvDescription DescribeKv(const ServerConfig& config, const engine::LoadedModel& 
       .num_slots = model.attention.num_slots(),
       .partial_keys = model.attention.choice.decode == engine::AttentionPolicy::kInfinigen};
   const int blocks = (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+  const memory::KvFootprint whole = memory::FootprintOf(layout, demand, blocks);
+  const memory::KvPools& pools = model.kv->store()->pools();
   return {.residency = engine::NameOf(config.residency),
           .full_context = memory::DescribeFootprint(layout, demand, blocks),
+          .full_context_fits =
+              whole.frames() <= pools.num_frames && whole.host_blocks <= pools.num_host_blocks,
           .page_bytes = static_cast<int64_t>(layout.page_bytes),
           .frame_bytes = static_cast<int64_t>(layout.frame_bytes()),
           .host_block_bytes = static_cast<int64_t>(layout.host_block_bytes()),
@@ -317,15 +321,6 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
       options.max_batched_tokens, config_.prefix_cache, grpc_->address(), metrics_->address(),
       getpid());
   LogKv();
-  if (config_.residency == engine::ResidencyMode::kDevice &&
-      blocks * kernels::kBlockTokens < options.max_context) {
-    spdlog::warn(
-        "the KV pool holds {} tokens, fewer than the context of {}: longer requests are refused, "
-        "raise kv_bytes to {}",
-        blocks * kernels::kBlockTokens, options.max_context,
-        FormatBytes((options.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens *
-                    block_bytes));
-  }
 }
 
 void Daemon::LogKv() const {
@@ -336,6 +331,11 @@ void Daemon::LogKv() const {
                kv.residency, pools.num_frames, kv.frame_bytes, pools.num_host_blocks,
                kv.host_block_bytes, pools.num_staging_pages * pools.layout.page_bytes, kv.slots,
                Quoted(kv.full_context));
+  if (kv.full_context_fits) return;
+  spdlog::warn("a request as long as the context of {} tokens takes more than the pools have: longer "
+               "ones are refused; raise kv_bytes{} or lower context",
+               engine_->options().max_context,
+               pools.num_host_blocks > 0 ? ", host_kv_bytes" : "");
 }
 
 void Daemon::Drain() {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cinttypes>
 #include <csignal>
@@ -28,15 +29,15 @@ struct Arguments {
 };
 
 // For the moment when a CHECK in the code under test, or a wild pointer, ends the process.
-volatile int64_t running_seed = 0;
-volatile int64_t operations_before = 0;
+std::atomic<int64_t> running_seed{0};
+std::atomic<int64_t> operations_before{0};
 
 void OnCrash(int signal) {
   char text[120];
   const int length = std::snprintf(text, sizeof(text),
                                    "\nseed %" PRId64 ": signal %d, after %" PRId64
                                    " operations and those of its world\n",
-                                   running_seed, signal, operations_before);
+                                   running_seed.load(), signal, operations_before.load());
   [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, text, length);
   std::signal(signal, SIG_DFL);
   std::raise(signal);

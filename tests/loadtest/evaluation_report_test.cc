@@ -123,7 +123,7 @@ TEST(CheckOptions, RefusesDoublesAndTooManyFacts) {
   EXPECT_TRUE(CheckOptions(options).ok());
   options.questions = 30;
   EXPECT_EQ(CheckOptions(options).message(),
-            "--questions and --distractors: 50 facts in a document of task cities, at most 35");
+            "--questions and --distractors: 38 facts in a document of task cities, at most 18");
   options.questions = 10;
   options.tasks = {RecallTask::kNeedle, RecallTask::kNeedle};
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions(options)));
