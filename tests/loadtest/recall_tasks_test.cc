@@ -54,7 +54,7 @@ std::string Reworded(RecallTask task, const Fact& fact) {
 class RecallTasksTest : public testing::TestWithParam<RecallTask> {};
 
 TEST_P(RecallTasksTest, AreWordedAsTrained) {
-  for (const Fact& fact : Facts(GetParam(), 20, 3)) {
+  for (const Fact& fact : Facts(GetParam(), 12, 3)) {
     EXPECT_EQ(fact.sentence, Reworded(GetParam(), fact));
   }
 }
