@@ -62,7 +62,7 @@ void WriteNosa(const std::string& folder, float gate_spread, int query_top_k = k
     // Small values times large weights: biases that differ from token to token.
     tensors[prefix + "delta.weight"] =
         Floats({kKvHeads, kKvHeads * kHeadDim},
-               kernels::RandomFloats(kKvHeads * kKvHeads * kHeadDim, 20 + layer, 3.0f));
+               kernels::RandomFloats(kKvHeads * kKvHeads * kHeadDim, 20 + layer, 1.0f));
   }
   tests::WriteTensors(folder + "/model.safetensors", tensors);
 }
@@ -347,7 +347,7 @@ double LargestOf(const Logits& logits) {
 }
 
 TEST_F(NosaTest, EqualsThePlainForwardPass) {
-  constexpr int kShort = 700, kSteps = 6;
+  constexpr int kShort = 600, kSteps = 6;
   Reference reference(scratch_.path());
   const std::vector<int32_t> prompt = Prompt(kShort);
   for (const AttentionPolicy policy : {AttentionPolicy::kDense, AttentionPolicy::kSparse}) {
