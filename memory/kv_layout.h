@@ -13,7 +13,8 @@
 //             partial keys    InfiniGen's partial keys of 8 blocks: a quarter of each key's
 //                             channels, page_bytes = 8 * partial_bytes; made of the keys in the
 //                             pages and never copied to the host
-//             biases          NOSA's eviction biases of bias_frame_blocks() blocks, float32 of every
+//             biases          NOSA's eviction biases of bias_frame_blocks() blocks, float32 of
+//             every
 //                             token and window: [blocks][64], then [blocks / 32][128] window means,
 //                             each at the place of its compressed key
 //   host block   a block in the pinned pool: its pages, its compressed keys and, where the family

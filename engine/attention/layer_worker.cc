@@ -464,7 +464,8 @@ void LayerWorker::Request(int layer, TransferKind kind) {
   if (!requests_.empty()) residency_.Request(layer, kind, requests_);
 }
 
-// How many of the blocks that the layer's own query would choose the Forecast chose too.
+// How many of the blocks that the layer's own query would choose the Forecast chose too. With
+// eviction biases both lists are those of both stages.
 void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   if (options_.recall_every == 0 || step_ % options_.recall_every != 0 || layer == 0) return;
   const auto measured = [&](const Piece& piece) {

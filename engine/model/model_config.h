@@ -2,8 +2,8 @@
 //
 // Absent keys take transformers' defaults for the family. A key that changes the maths and is not
 // supported is an error by its name, never ignored. Family nosa is model_type "nosa", or "llama"
-// with the architecture SparseLlamaForCausalLM, as public checkpoints name themselves. Thread: any. Failure: a one-line status naming
-// file and key.
+// with the architecture SparseLlamaForCausalLM, as public checkpoints name themselves. Thread: any.
+// Failure: a one-line status naming file and key.
 #pragma once
 
 #include <optional>

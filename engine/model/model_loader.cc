@@ -49,7 +49,8 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
   if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "
-        "32 blocks, found head_dim ", config.head_dim, " of ", kernels::NameOf(kv_dtype)));
+        "32 blocks, found head_dim ",
+        config.head_dim, " of ", kernels::NameOf(kv_dtype)));
   }
   plan.copies = kv.copies;
   plan.page_check = kv.page_check;
