@@ -14,6 +14,7 @@
 
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/embedding.h"
+#include "kernels/ops/eviction_bias.h"
 #include "kernels/ops/gated_silu.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/paged_attention.h"
@@ -50,6 +51,7 @@ class Backend {
   virtual void SumChannels(const SumChannelsParams& params) = 0;
   virtual void ProjectKeys(const ProjectKeysParams& params) = 0;
   virtual void ProjectQueries(const ProjectQueriesParams& params) = 0;
+  virtual void EvictionBias(const EvictionBiasParams& params) = 0;
   virtual void PagedAttention(const PagedAttentionParams& params) = 0;
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;

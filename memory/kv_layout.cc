@@ -15,6 +15,7 @@ static_assert(kKeyFrameBlocks == kernels::kKeyPageBlocks);
 static_assert(2 * kernels::kBlockTokens == kKeyFrameBlocks * kernels::kBlockWindows,
               "a page of keys holds the compressed keys of 32 blocks");
 static_assert(kPartialFrameBlocks == kernels::kPartialPageBlocks);
+static_assert(kBiasWindows == kernels::kBlockWindows && kBiasTokens == kernels::kBlockTokens);
 
 int CeilDivide(int value, int by) { return (value + by - 1) / by; }
 
@@ -24,13 +25,15 @@ std::string Mebibytes(size_t bytes) {
 
 }  // namespace
 
-KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes) {
+KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes,
+                      bool biases) {
   const size_t row = size_t(head_dim) * element_bytes;
   return {.num_layers = num_layers,
           .num_kv_heads = num_kv_heads,
           .page_bytes = 2 * kernels::kBlockTokens * row,
           .key_bytes = kernels::kBlockWindows * row,
-          .head_dim = head_dim};
+          .head_dim = head_dim,
+          .bias_bytes = biases ? kBiasFloats * sizeof(float) : 0};
 }
 
 KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int blocks) {
@@ -38,6 +41,10 @@ KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int bloc
   KvFootprint footprint;
   if (demand.selects) footprint.key_frames = CeilDivide(blocks, kKeyFrameBlocks);
   if (demand.partial_keys) footprint.partial_frames = CeilDivide(blocks, kPartialFrameBlocks);
+  if (layout.has_biases()) {
+    AUGUR_CHECK(layout.bias_frame_blocks() > 0);
+    footprint.bias_frames = CeilDivide(blocks, layout.bias_frame_blocks());
+  }
   if (demand.residency == Residency::kDevice) {
     footprint.block_frames = blocks;
     return footprint;
@@ -61,6 +68,7 @@ std::string DescribeFootprint(const KvLayout& layout, const KvDemand& demand, in
   add(footprint.layer0_frames, "for layer 0");
   add(footprint.key_frames, "for compressed keys");
   add(footprint.partial_frames, "for partial keys");
+  add(footprint.bias_frames, "for eviction biases");
   absl::StrAppend(&text, " = ", footprint.frames(), " frames of ", layout.frame_bytes(),
                   " bytes = ", Mebibytes(footprint.frames() * layout.frame_bytes()),
                   " on the device");

@@ -13,7 +13,12 @@
 //             partial keys    InfiniGen's partial keys of 8 blocks: a quarter of each key's
 //                             channels, page_bytes = 8 * partial_bytes; made of the keys in the
 //                             pages and never copied to the host
-//   host block   a block in the pinned pool: its pages and its compressed keys
+//             biases          NOSA's eviction biases of bias_frame_blocks() blocks, float32 of
+//             every
+//                             token and window: [blocks][64], then [blocks / 32][128] window means,
+//                             each at the place of its compressed key
+//   host block   a block in the pinned pool: its pages, its compressed keys and, where the family
+//                has them, its biases ([64][4])
 //
 // Plain data and pure functions.
 #pragma once
@@ -26,22 +31,36 @@ namespace augur::memory {
 
 enum class Residency { kDevice, kTiered };
 
+// Eviction biases of a block and group: one a token, then one a window that ends in the block.
+inline constexpr int kBiasTokens = 64;
+inline constexpr int kBiasWindows = 4;
+inline constexpr int kBiasFloats = kBiasTokens + kBiasWindows;
+
 struct KvLayout {
   int num_layers = 0;
   int num_kv_heads = 0;
   size_t page_bytes = 0;  // [K 64 x head_dim][V 64 x head_dim]
   size_t key_bytes = 0;   // compressed keys of one block, layer and kv head: page_bytes / 32
   int head_dim = 0;
+  size_t bias_bytes = 0;  // eviction biases of one block, layer and kv head; 0: the model has none
 
   int num_groups() const { return num_layers * num_kv_heads; }
   // Partial keys of one block, layer and kv head.
   size_t partial_bytes() const { return page_bytes / 8; }
   int num_channels() const { return head_dim / 4; }  // of a partial key
   size_t frame_bytes() const { return page_bytes * num_groups(); }
-  size_t host_block_bytes() const { return (page_bytes + key_bytes) * num_groups(); }
+  size_t host_block_bytes() const { return (page_bytes + key_bytes + bias_bytes) * num_groups(); }
+  bool has_biases() const { return bias_bytes > 0; }
+  // Blocks whose biases a frame holds: a multiple of 32, since a page of window means has as many.
+  // 0: a page is too small, the model cannot be served in this KV dtype.
+  int bias_frame_blocks() const {
+    return has_biases() ? static_cast<int>(page_bytes / (32 * bias_bytes)) * 32 : 0;
+  }
 };
 
-KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes);
+// `biases`: a model with eviction biases (family nosa); then every sequence of it has them.
+KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes,
+                      bool biases = false);
 
 inline constexpr int kKeyFrameBlocks = 32;
 inline constexpr int kPartialFrameBlocks = 8;
@@ -60,11 +79,12 @@ struct KvFootprint {
   int layer0_frames = 0;   // layer 0 beyond what the slot frames hold
   int key_frames = 0;      // compressed keys
   int partial_frames = 0;  // partial keys
+  int bias_frames = 0;     // eviction biases
   int host_blocks = 0;
 
-  int frames() const {
-    return block_frames + slot_frames + layer0_frames + key_frames + partial_frames;
-  }
+  // Those that hold something beside pages.
+  int side_frames() const { return key_frames + partial_frames + bias_frames; }
+  int frames() const { return block_frames + slot_frames + layer0_frames + side_frames(); }
   bool operator==(const KvFootprint&) const = default;
 };
 

@@ -25,6 +25,10 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
                                            groups * layout.page_bytes, &pools.host));
     AUGUR_RETURN_IF_ERROR(memory->Allocate("compressed keys of the host pool", "host_kv_bytes",
                                            groups * layout.key_bytes, &pools.host_keys));
+    if (layout.has_biases()) {
+      AUGUR_RETURN_IF_ERROR(memory->Allocate("eviction biases of the host pool", "host_kv_bytes",
+                                             groups * layout.bias_bytes, &pools.host_biases));
+    }
     if (transfers == nullptr) transfers = std::make_unique<CopyThreads>(options.copies);
     memory->transfers_ = std::move(transfers);
   }
@@ -44,7 +48,8 @@ KvMemory::KvMemory(kernels::Backend* backend, const KvMemoryOptions& options)
 KvMemory::~KvMemory() {
   store_.reset();
   transfers_.reset();  // copies under way end before the memory goes
-  for (std::byte* pool : {pools_.device, pools_.host, pools_.host_keys, pools_.staging}) {
+  for (std::byte* pool :
+       {pools_.device, pools_.host, pools_.host_keys, pools_.host_biases, pools_.staging}) {
     if (pool != nullptr) backend_->Free(pool);
   }
 }

@@ -20,6 +20,7 @@ struct KvPools {
   std::byte* device = nullptr;     // [num_frames][layers][kv heads] pages
   std::byte* host = nullptr;       // [num_host_blocks][layers][kv heads] pages
   std::byte* host_keys = nullptr;  // [num_host_blocks][layers][kv heads] compressed keys
+  std::byte* host_biases = nullptr;  // likewise eviction biases, where the layout has them
   std::byte* staging = nullptr;    // [num_staging_pages] pages, on the device
 
   size_t group_index(int block, int layer, int kv_head) const {
@@ -33,6 +34,9 @@ struct KvPools {
   }
   std::byte* host_key(int block, int layer, int kv_head) const {
     return host_keys + group_index(block, layer, kv_head) * layout.key_bytes;
+  }
+  std::byte* host_bias(int block, int layer, int kv_head) const {
+    return host_biases + group_index(block, layer, kv_head) * layout.bias_bytes;
   }
   std::byte* staging_page(int index) const { return staging + size_t(index) * layout.page_bytes; }
 };

@@ -15,7 +15,7 @@ constexpr int kBlockTokens = kernels::kBlockTokens;
 constexpr size_t kTicketCopies = 8192;
 
 // Tables of the frame manager: blocks that the prefix cache may share, and frames that are the
-// sequence's own (slots, layer 0, compressed keys, partial keys).
+// sequence's own (slots, layer 0, compressed keys, partial keys, biases).
 SequenceId SharedTable(SequenceId id) { return 2 * id; }
 SequenceId PrivateTable(SequenceId id) { return 2 * id + 1; }
 
@@ -50,7 +50,7 @@ KvCost KvStore::CostOf(const KvAdmission& admission) const {
     return {.frames = footprint.frames(),
             .host_blocks = host_->CostOf(admission.keys, admission.hits, footprint.host_blocks)};
   }
-  return {.frames = footprint.key_frames + footprint.partial_frames +
+  return {.frames = footprint.side_frames() +
                     device_.CostOf(admission.keys, admission.hits, footprint.block_frames),
           .host_blocks = 0};
 }
@@ -72,8 +72,9 @@ bool KvStore::Open(const KvAdmission& admission) {
   if (kv->tiered()) {
     AUGUR_CHECK(OpenHost(admission, kv.get()));
     AUGUR_CHECK(TakeFrames(FootprintOf(pools_.layout, kv->demand, admission.most_blocks), kv.get()));
-    if (admission.hits > 0) RestoreKeysAndLayer0(kv.get(), admission.hits);
+    if (admission.hits > 0) RestoreAlwaysResident(kv.get(), admission.hits);
     kv->keyed_blocks = admission.hits;
+    kv->biased_blocks = admission.hits;
   } else {
     AUGUR_CHECK(device_.Open(SharedTable(id), admission.keys, admission.hits, admission.blocks));
     AUGUR_CHECK(device_.Open(PrivateTable(id), {}, 0, 0));
@@ -97,7 +98,7 @@ bool KvStore::OpenHost(const KvAdmission& admission, SequenceKv* kv) {
   return true;
 }
 
-// Slot, layer-0, key and partial-key frames of a tiered sequence.
+// All frames of a tiered sequence.
 bool KvStore::TakeFrames(const KvFootprint& footprint, SequenceKv* kv) {
   if (!device_.Open(PrivateTable(kv->id), {}, 0, footprint.frames())) return false;
   const std::span<const BlockId> table = device_.table(PrivateTable(kv->id));
@@ -105,7 +106,9 @@ bool KvStore::TakeFrames(const KvFootprint& footprint, SequenceKv* kv) {
   kv->frames.assign(table.begin(), table.begin() + in_place);
   const int end_keys = in_place + footprint.key_frames;
   kv->key_frames.assign(table.begin() + in_place, table.begin() + end_keys);
-  kv->partial_frames.assign(table.begin() + end_keys, table.end());
+  const int end_partial = end_keys + footprint.partial_frames;
+  kv->partial_frames.assign(table.begin() + end_keys, table.begin() + end_partial);
+  kv->bias_frames.assign(table.begin() + end_partial, table.end());
   kv->num_slots = footprint.slot_frames;
   const size_t entries = size_t(pools_.layout.num_groups()) * kv->num_slots;
   kv->slot_blocks.assign(entries, kNoBlock);
@@ -118,8 +121,7 @@ int KvStore::MissingFrames(SequenceId id, int blocks) const {
   if (kv.tiered()) return 0;
   const int held = static_cast<int>(kv.frames.size());
   const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, std::max(blocks, held));
-  return footprint.frames() - held -
-         static_cast<int>(kv.key_frames.size() + kv.partial_frames.size());
+  return footprint.frames() - held - static_cast<int>(kv.num_side_frames());
 }
 
 bool KvStore::Extend(SequenceId id, int blocks) {
@@ -134,13 +136,17 @@ bool KvStore::Extend(SequenceId id, int blocks) {
   kv.frames.assign(table.begin(), table.end());
   const int num_blocks = static_cast<int>(table.size());
   const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, num_blocks);
-  AUGUR_CHECK(device_.Extend(PrivateTable(id), footprint.key_frames + footprint.partial_frames));
-  // The table grows at its end, so both kinds lie mixed in it, in the order of their coming.
+  AUGUR_CHECK(device_.Extend(PrivateTable(id), footprint.side_frames()));
+  // The table grows at its end, so the kinds lie mixed in it, in the order of their coming.
   const std::span<const BlockId> own = device_.table(PrivateTable(id));
-  for (size_t i = kv.key_frames.size() + kv.partial_frames.size(); i < own.size(); ++i) {
-    const bool key = static_cast<int>(kv.key_frames.size()) < footprint.key_frames;
-    (key ? kv.key_frames : kv.partial_frames).push_back(own[i]);
-  }
+  size_t next = kv.num_side_frames();
+  const auto fill = [&](std::vector<int32_t>& frames, int wanted) {
+    while (static_cast<int>(frames.size()) < wanted) frames.push_back(own[next++]);
+  };
+  fill(kv.key_frames, footprint.key_frames);
+  fill(kv.partial_frames, footprint.partial_frames);
+  fill(kv.bias_frames, footprint.bias_frames);
+  AUGUR_CHECK(next == own.size());
   return true;
 }
 
@@ -150,7 +156,19 @@ int KvStore::ReclaimableFrames(SequenceId id) const {
   return kv.tiered() ? own : own + device_.CountUnshared(SharedTable(id));
 }
 
-void KvStore::RestoreKeysAndLayer0(SequenceKv* kv, int blocks) {
+void KvStore::AppendBiasCopies(const SequenceKv& kv, int layer, int kv_head, int block,
+                               bool to_host, std::vector<PageCopy>* copies) const {
+  std::byte* host = pools_.host_bias(kv.host_blocks[block], layer, kv_head);
+  const auto add = [&](float* device, size_t count) {
+    std::byte* bytes = reinterpret_cast<std::byte*>(device);
+    copies->push_back({to_host ? bytes : host, to_host ? host : bytes, count * sizeof(float)});
+    host += count * sizeof(float);
+  };
+  add(kv.block_biases(pools_, layer, kv_head, block), kBiasTokens);
+  add(kv.block_bias_means(pools_, layer, kv_head, block), kBiasWindows);
+}
+
+void KvStore::RestoreAlwaysResident(SequenceKv* kv, int blocks) {
   const KvLayout& layout = pools_.layout;
   std::vector<PageCopy> copies;
   for (int block = 0; block < blocks; ++block) {
@@ -158,6 +176,9 @@ void KvStore::RestoreKeysAndLayer0(SequenceKv* kv, int blocks) {
     for (int head = 0; head < layout.num_kv_heads; ++head) {
       copies.push_back({pools_.host_page(source, 0, head),
                         kv->resident_page(pools_, 0, head, block), layout.page_bytes});
+      for (int layer = 0; layout.has_biases() && layer < layout.num_layers; ++layer) {
+        AppendBiasCopies(*kv, layer, head, block, /*to_host=*/false, &copies);
+      }
       if (!kv->demand.selects) continue;
       for (int layer = 0; layer < layout.num_layers; ++layer) {
         copies.push_back({pools_.host_key(source, layer, head),
@@ -363,6 +384,7 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   kv.frames.clear();
   kv.key_frames.clear();
   kv.partial_frames.clear();
+  kv.bias_frames.clear();
   kv.partial_tokens = 0;
   kv.demand.residency = Residency::kTiered;
   computed_tokens_[id] = num_tokens;
@@ -391,9 +413,10 @@ bool KvStore::Resume(SequenceId id, int num_slots) {
     kv.slot_blocks = held;
     kv.slot_stamps = stamps;
   }
-  RestoreKeysAndLayer0(&kv, blocks);
+  RestoreAlwaysResident(&kv, blocks);
   RestoreSlots(&kv, blocks);
   kv.keyed_blocks = computed_tokens_.at(id) / kBlockTokens;
+  kv.biased_blocks = kv.keyed_blocks;
   computed_tokens_.erase(id);
   open_.insert(std::move(node));
   return true;
@@ -430,9 +453,9 @@ void KvStore::CheckSequence(const SequenceKv& kv) const {
   const bool tiered = kv.tiered();
   const int blocks = static_cast<int>(tiered ? kv.host_blocks.size() : kv.frames.size());
   const KvFootprint footprint = FootprintOf(pools_.layout, kv.demand, blocks);
-  AUGUR_CHECK(static_cast<int>(kv.frames.size() + kv.key_frames.size() +
-                               kv.partial_frames.size()) == footprint.frames());
+  AUGUR_CHECK(static_cast<int>(kv.frames.size() + kv.num_side_frames()) == footprint.frames());
   AUGUR_CHECK(static_cast<int>(kv.partial_frames.size()) == footprint.partial_frames);
+  AUGUR_CHECK(static_cast<int>(kv.bias_frames.size()) == footprint.bias_frames);
   AUGUR_CHECK(kv.num_slots == footprint.slot_frames);
   if (!kv.writes_behind()) return;
   for (size_t layer = 0; layer < kv.landed_blocks.size(); ++layer) {
@@ -462,8 +485,7 @@ void KvStore::CheckInvariants() const {
     }
   }
   for (const auto& [id, kv] : saved_) {
-    AUGUR_CHECK(kv->frames.empty() && kv->key_frames.empty() && kv->partial_frames.empty() &&
-                kv->writes.empty());
+    AUGUR_CHECK(kv->frames.empty() && kv->num_side_frames() == 0 && kv->writes.empty());
   }
   AUGUR_CHECK(device_.num_tables() == device_tables);
   if (host_) AUGUR_CHECK(host_->num_tables() == host_tables);

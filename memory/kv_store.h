@@ -107,7 +107,7 @@ class KvStore {
   void WaitForClosing();
   void ClearCache();
 
-  // Writes the compressed keys and pages of blocks [first, end) of `layer` behind. `page` gives the
+  // Writes what blocks [first, end) of `layer` have on the host behind. `page` gives the
   // page of (kv head, block).
   template <class PageOf>
   void AppendWrites(const SequenceKv& kv, int layer, int first, int end, const PageOf& page,
@@ -126,7 +126,11 @@ class KvStore {
 
   bool OpenHost(const KvAdmission& admission, SequenceKv* kv);
   bool TakeFrames(const KvFootprint& footprint, SequenceKv* kv);
-  void RestoreKeysAndLayer0(SequenceKv* kv, int blocks);
+  // Copies of a block's eviction biases, between their device frame and the host pool.
+  void AppendBiasCopies(const SequenceKv& kv, int layer, int kv_head, int block, bool to_host,
+                        std::vector<PageCopy>* copies) const;
+  // Layer 0, compressed keys and eviction biases of the first blocks.
+  void RestoreAlwaysResident(SequenceKv* kv, int blocks);
   void RestoreSlots(SequenceKv* kv, int blocks);
   void CheckSources(std::span<const PageCopy> copies);
   bool Quiet(SequenceKv* kv);
@@ -155,6 +159,9 @@ void KvStore::AppendWrites(const SequenceKv& kv, int layer, int first, int end, 
       const std::byte* source = page(head, block);
       page_check_.Record(pools_.group_index(target, layer, head), {source, layout.page_bytes});
       copies->push_back({source, pools_.host_page(target, layer, head), layout.page_bytes});
+      if (layout.has_biases()) {
+        AppendBiasCopies(kv, layer, head, block, /*to_host=*/true, copies);
+      }
       if (!kv.demand.selects) continue;
       copies->push_back({kv.block_keys(pools_, layer, head, block),
                          pools_.host_key(target, layer, head), layout.key_bytes});

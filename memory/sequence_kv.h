@@ -33,10 +33,12 @@ struct SequenceKv {
   std::vector<int32_t> frames;       // kDevice: of each block. kTiered: slot frames, then layer 0
   std::vector<int32_t> key_frames;   // of each 32 blocks' compressed keys
   std::vector<int32_t> partial_frames;  // of each 8 blocks' partial keys
+  std::vector<int32_t> bias_frames;     // of each bias_frame_blocks() blocks' eviction biases
   std::vector<int32_t> host_blocks;  // of each block; empty: nothing goes to the host
   std::vector<int32_t> slot_blocks;  // [layers][kv heads][num_slots]
   std::vector<int32_t> slot_stamps;  // likewise
   int keyed_blocks = 0;              // blocks whose compressed keys are on the device
+  int biased_blocks = 0;             // blocks whose eviction biases are
 
   // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
   std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens
@@ -86,12 +88,33 @@ struct SequenceKv {
     return pools.device_page(partial_frames[block / kPartialFrameBlocks], layer, kv_head) +
            block % kPartialFrameBlocks * pools.layout.partial_bytes();
   }
+  // Eviction biases of the block's tokens, and the means of the windows that end in it.
+  float* block_biases(const KvPools& pools, int layer, int kv_head, int block) const {
+    return bias_page(pools, layer, kv_head, block) +
+           size_t(block % pools.layout.bias_frame_blocks()) * kBiasTokens;
+  }
+  float* block_bias_means(const KvPools& pools, int layer, int kv_head, int block) const {
+    const size_t blocks = pools.layout.bias_frame_blocks();
+    return bias_page(pools, layer, kv_head, block) + blocks * kBiasTokens +
+           block % blocks * kBiasWindows;
+  }
   // A layer's part of the InfiniGen state: [kv heads][...].
   float* sums_of(const KvLayout& layout, int layer) {
     return channel_sums.data() + size_t(layer) * layout.num_kv_heads * layout.head_dim;
   }
   int32_t* channels_of(const KvLayout& layout, int layer) {
     return channels.data() + size_t(layer) * layout.num_kv_heads * layout.num_channels();
+  }
+
+  // Frames that hold something beside pages, all kinds.
+  size_t num_side_frames() const {
+    return key_frames.size() + partial_frames.size() + bias_frames.size();
+  }
+
+ private:
+  float* bias_page(const KvPools& pools, int layer, int kv_head, int block) const {
+    const int frame = bias_frames[block / pools.layout.bias_frame_blocks()];
+    return reinterpret_cast<float*>(pools.device_page(frame, layer, kv_head));
   }
 };
 

@@ -54,6 +54,7 @@ void LayerWorker::Attend(int layer, const float* qkv, float* attended) {
 // Rows whose pages all lie in frames or slots: one call for all of them.
 void LayerWorker::AttendInPlace(int layer, const float* qkv, float* attended) {
   list_pages_.clear();
+  list_biases_.clear();
   attention_segments_.clear();
   Selection* selection = &selections_[layer % 2];
   for (const Piece& piece : pieces_) {
@@ -73,7 +74,7 @@ void LayerWorker::AttendInPlace(int layer, const float* qkv, float* attended) {
               store_->pools(), layer, head, selection->blocks[at + entry]);
         }
       }
-      AddSelectedRow(row, piece.rows.first_position + i, selection);
+      AddSelectedRow(piece, row, layer, selection);
     }
   }
   if (!attention_segments_.empty()) backend_->PagedAttention(AttentionParams(qkv, attended));
@@ -83,6 +84,7 @@ void LayerWorker::AddResidentList(const Piece& piece, int layer) {
   const int blocks = EndBlock(piece.rows);
   attention_segments_.push_back({.rows = piece.rows,
                                  .pages = list_pages_.data() + list_pages_.size(),
+                                 .biases = AddBiasList(*piece.segment->kv, layer, 0, blocks),
                                  .list_stride = blocks});
   for (int head = 0; head < options_.num_kv_heads; ++head) {
     for (int block = 0; block < blocks; ++block) {
@@ -92,14 +94,34 @@ void LayerWorker::AddResidentList(const Piece& piece, int layer) {
   }
 }
 
-void LayerWorker::AddSelectedRow(int row, int position, Selection* selection) {
+void LayerWorker::AddSelectedRow(const Piece& piece, int row, int layer, Selection* selection) {
   const size_t at = list_at(row, 0);
+  const int32_t* counts = selection->counts.data() + size_t(row) * options_.num_kv_heads;
+  for (int head = 0; has_biases() && head < options_.num_kv_heads; ++head) {
+    const size_t list = list_at(row, head);
+    for (int entry = 0; entry < counts[head]; ++entry) {
+      selection->biases[list + entry] = piece.segment->kv->block_biases(
+          store_->pools(), layer, head, selection->blocks[list + entry]);
+    }
+  }
   attention_segments_.push_back(
-      {.rows = {row, 1, position},
+      {.rows = {row, 1, piece.rows.first_position + row - piece.rows.first_row},
        .pages = selection->pages.data() + at,
        .blocks = selection->blocks.data() + at,
-       .counts = selection->counts.data() + size_t(row) * options_.num_kv_heads,
+       .counts = counts,
+       .biases = has_biases() ? selection->biases.data() + at : nullptr,
        .list_stride = stride_});
+}
+
+const float* const* LayerWorker::AddBiasList(const SequenceKv& kv, int layer, int first, int end) {
+  if (!has_biases()) return nullptr;
+  const float* const* list = list_biases_.data() + list_biases_.size();
+  for (int head = 0; head < options_.num_kv_heads; ++head) {
+    for (int block = first; block < end; ++block) {
+      list_biases_.push_back(kv.block_biases(store_->pools(), layer, head, block));
+    }
+  }
+  return list;
 }
 
 void LayerWorker::BeginChunk(const Piece& piece, int layer) {
@@ -131,8 +153,11 @@ void LayerWorker::AttendStream(const Piece& piece, int layer, const float* qkv, 
         list_pages_.push_back(residency_.TilePage(head, block));
       }
     }
-    attention_segments_.assign(
-        1, {.rows = piece.rows, .pages = list_pages_.data(), .list_stride = end - first});
+    list_biases_.clear();
+    attention_segments_.assign(1, {.rows = piece.rows,
+                                   .pages = list_pages_.data(),
+                                   .biases = AddBiasList(*piece.segment->kv, layer, first, end),
+                                   .list_stride = end - first});
     kernels::PagedAttentionParams params = AttentionParams(qkv, attended);
     params.first_entry = first;
     params.end_entry = first + window;
@@ -184,7 +209,7 @@ void LayerWorker::AttendTile(const Piece& piece, int first_row, int end_row, int
         selection->pages[at + entry] = residency_.TilePage(head, selection->blocks[at + entry]);
       }
     }
-    AddSelectedRow(row, piece.rows.first_position + row - piece.rows.first_row, selection);
+    AddSelectedRow(piece, row, layer, selection);
   }
   backend_->PagedAttention(AttentionParams(qkv, attended));
   backend_->Synchronize();

@@ -85,6 +85,7 @@ absl::Status LayerWorker::Allocate() {
     selection->blocks.resize(rows * heads * stride_);
     selection->counts.resize(rows * heads);
     selection->pages.resize(rows * heads * stride_);
+    if (has_biases()) selection->biases.resize(rows * heads * stride_);
   }
   if (options_.infinigen.basis != nullptr) AUGUR_RETURN_IF_ERROR(CreateInfinigen());
   const size_t segments = options_.max_segments;
@@ -97,6 +98,13 @@ absl::Status LayerWorker::Allocate() {
       infinigen_ == nullptr ? memory::kKeyFrameBlocks : memory::kPartialFrameBlocks;
   key_pages_.reserve(3 * segments * heads * (context_blocks / page_blocks + 1));
   list_pages_.reserve(3 * segments * heads * context_blocks);
+  if (has_biases()) {
+    bias_targets_.reserve(touched);
+    mean_targets_.reserve(touched);
+    mean_pages_.reserve(key_pages_.capacity());
+    list_biases_.reserve(list_pages_.capacity());
+    eviction_segments_.reserve(segments);
+  }
   append_segments_.reserve(segments);
   compress_segments_.reserve(segments);
   select_segments_.reserve(3 * segments);
@@ -126,6 +134,7 @@ void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
     }
     staging_.push_back(staging);
     RestoreKeys(segment);
+    RestoreBiases(segment);
     RestorePartialKeys(segment);
     if (tiered && !chunk) {
       const memory::ForcedBlocks forced =
@@ -181,6 +190,7 @@ void LayerWorker::RestoreKeys(const StepSegment& segment) {
 void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* input) {
   residency_.BeginLayer(layer, layer == 0 ? 0 : staged_places_);
   AppendAndCompress(layer, qkv);
+  AppendBiases(layer);
   if (observer_ != nullptr) {
     backend_->Synchronize();
     observer_->Observe(layer, rows_, qkv, options_.row_stride(), input);
@@ -198,6 +208,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
 void LayerWorker::EndStep() {
   for (const StepSegment& segment : segments_) {
     EndInfinigen(segment);
+    segment.kv->biased_blocks = std::max(segment.kv->biased_blocks, CompleteBlocks(segment.rows));
     if (!segment.kv->demand.selects) continue;
     segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, CompleteBlocks(segment.rows));
   }
@@ -300,19 +311,31 @@ template <class Wanted>
 void LayerWorker::GatherSelection(int layer, const Wanted& wanted, bool partial) {
   const int page_blocks = partial ? memory::kPartialFrameBlocks : memory::kKeyFrameBlocks;
   key_pages_.clear();
+  mean_pages_.clear();
   select_segments_.clear();
   for (const Piece& piece : pieces_) {
     if (!wanted(piece)) continue;
     const SequenceKv& kv = *piece.segment->kv;
     const std::vector<int32_t>& frames = partial ? kv.partial_frames : kv.key_frames;
     const int pages = (EndBlock(piece.rows) + page_blocks - 1) / page_blocks;
-    select_segments_.push_back({.rows = piece.rows,
-                                .budget = piece.segment->attention->budget,
-                                .key_pages = key_pages_.data() + key_pages_.size(),
-                                .key_page_stride = pages});
+    const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+    kernels::SelectSegment segment{.rows = piece.rows,
+                                   .budget = budget,
+                                   .key_pages = key_pages_.data() + key_pages_.size(),
+                                   .key_page_stride = pages};
+    if (has_biases()) {
+      AUGUR_CHECK(!partial);
+      segment.eviction_pages = mean_pages_.data() + mean_pages_.size();
+      segment.query_top_k =
+          std::clamp(options_.eviction.query_top_k, budget.init + budget.local, budget.top_k);
+    }
+    select_segments_.push_back(segment);
     for (int head = 0; head < options_.num_kv_heads; ++head) {
       for (int page = 0; page < pages; ++page) {
         key_pages_.push_back(store_->pools().device_page(frames[page], layer, head));
+        if (!has_biases()) continue;
+        mean_pages_.push_back(
+            kv.block_bias_means(store_->pools(), layer, head, page * page_blocks));
       }
     }
   }
@@ -441,7 +464,8 @@ void LayerWorker::Request(int layer, TransferKind kind) {
   if (!requests_.empty()) residency_.Request(layer, kind, requests_);
 }
 
-// How many of the blocks that the layer's own query would choose the Forecast chose too.
+// How many of the blocks that the layer's own query would choose the Forecast chose too. With
+// eviction biases both lists are those of both stages.
 void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   if (options_.recall_every == 0 || step_ % options_.recall_every != 0 || layer == 0) return;
   const auto measured = [&](const Piece& piece) {

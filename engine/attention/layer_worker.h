@@ -1,8 +1,9 @@
 // Attention of one layer after another for all rows of a step, whatever their policies and wherever
 // their KV lies: what design section 5 calls steps 5 to 7. The order within layer l:
 //
-//   1. RoPE, append k and v, compress the windows that the new rows complete; InfiniGen's sums and
-//      partial keys (infinigen.h)
+//   1. RoPE, append k and v, compress the windows that the new rows complete; NOSA's eviction
+//      biases, which every list of pages then carries; InfiniGen's sums and partial keys
+//      (infinigen.h)
 //   2. rows that choose ahead (Forecast, InfiniGen) choose for l + 1, and their missing blocks
 //   start
 //      to move
@@ -46,6 +47,14 @@ class AttentionObserver {
                        const float* input) = 0;
 };
 
+// NOSA: a bias on the logits of every key, and a choice of blocks in two stages.
+struct EvictionOptions {
+  std::span<const LayerWeights> weights;  // of all layers; empty: the model has no such heads
+  // Of a selection, forced blocks included, how many the query's (or the Forecast's) scores choose;
+  // biases choose the others. A request's init + local blocks and its top_k bound it.
+  int query_top_k = 0;
+};
+
 struct LayerWorkerOptions {
   int num_layers = 0;
   int num_q_heads = 0;
@@ -66,6 +75,7 @@ struct LayerWorkerOptions {
   // InfiniGen; a null basis: no request uses it. Its shape, rows and tables are filled in by
   // Create.
   InfinigenOptions infinigen;
+  EvictionOptions eviction;
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
@@ -118,6 +128,7 @@ class LayerWorker {
     std::vector<int32_t> blocks;            // [max_rows][kv heads][stride]
     std::vector<int32_t> counts;            // [max_rows][kv heads]
     std::vector<const std::byte*> pages;    // [max_rows][kv heads][stride]
+    std::vector<const float*> biases;       // likewise; empty: the model has none
   };
 
   LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& options, memory::KvStore* store,
@@ -142,6 +153,14 @@ class LayerWorker {
   void Request(int layer, memory::TransferKind kind);
   void MeasureRecall(int layer, const float* qkv);
 
+  // layer_eviction.cc
+  bool has_biases() const { return !options_.eviction.weights.empty(); }
+  void AddEvictionSegment(const memory::SequenceKv& kv, int layer, const kernels::Segment& rows,
+                          const std::byte* const* pages);
+  void RunEvictionBias(int layer);
+  void AppendBiases(int layer);
+  void RestoreBiases(const StepSegment& segment);
+
   // layer_infinigen.cc
   absl::Status CreateInfinigen();
   void TrackInfinigen(int layer, const float* qkv);
@@ -164,7 +183,10 @@ class LayerWorker {
   void WriteBehind(int layer);
   kernels::PagedAttentionParams AttentionParams(const float* qkv, float* attended) const;
   void AddResidentList(const Piece& piece, int layer);
-  void AddSelectedRow(int row, int position, Selection* selection);
+  // The row's list of chosen blocks, whose pages are filled in.
+  void AddSelectedRow(const Piece& piece, int row, int layer, Selection* selection);
+  // The segment's biases, [kv heads][end - first], of blocks [first, end); null: none.
+  const float* const* AddBiasList(const memory::SequenceKv& kv, int layer, int first, int end);
 
   size_t list_at(int row, int kv_head) const {
     return (size_t(row) * options_.num_kv_heads + kv_head) * stride_;
@@ -199,8 +221,13 @@ class LayerWorker {
   std::vector<std::byte*> key_targets_;
   std::vector<const std::byte*> key_pages_;
   std::vector<const std::byte*> list_pages_;
+  std::vector<const float*> list_biases_;
+  std::vector<float*> bias_targets_;
+  std::vector<float*> mean_targets_;
+  std::vector<const float*> mean_pages_;
   std::vector<kernels::AppendSegment> append_segments_;
   std::vector<kernels::CompressSegment> compress_segments_;
+  std::vector<kernels::EvictionSegment> eviction_segments_;
   std::vector<kernels::SelectSegment> select_segments_;
   std::vector<kernels::ChannelSegment> channel_segments_;
   std::vector<kernels::QuerySegment> query_segments_;

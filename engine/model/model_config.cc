@@ -22,6 +22,7 @@ struct FamilyDefaults {
   double rms_norm_epsilon;
   double rope_theta;
   bool tie_word_embeddings;
+  bool has_eviction_heads;
 };
 
 constexpr FamilyDefaults kFamilies[] = {
@@ -29,11 +30,29 @@ constexpr FamilyDefaults kFamilies[] = {
      .max_position_embeddings = 2048,
      .rms_norm_epsilon = 1e-6,
      .rope_theta = 10000.0,
-     .tie_word_embeddings = false},
+     .tie_word_embeddings = false,
+     .has_eviction_heads = false},
+    {.model_type = "nosa",
+     .max_position_embeddings = 2048,
+     .rms_norm_epsilon = 1e-6,
+     .rope_theta = 10000.0,
+     .tie_word_embeddings = false,
+     .has_eviction_heads = true},
 };
 
+// What public NOSA checkpoints give as architecture, under model_type "llama". As plain llama they
+// would run and answer wrongly.
+constexpr const char* kNosaArchitecture = "SparseLlamaForCausalLM";
+constexpr int64_t kNosaQueryTopK = 1 + 16 + 24;
+
 absl::StatusOr<FamilyDefaults> FindFamily(const JsonFields& fields) {
-  AUGUR_ASSIGN_OR_RETURN(const std::string type, fields.String("model_type", std::nullopt));
+  AUGUR_ASSIGN_OR_RETURN(std::string type, fields.String("model_type", std::nullopt));
+  const nlohmann::json* architectures = fields.Find("architectures");
+  if (type == "llama" && architectures != nullptr && architectures->is_array()) {
+    for (const nlohmann::json& name : *architectures) {
+      if (name == kNosaArchitecture) type = "nosa";
+    }
+  }
   for (const FamilyDefaults& family : kFamilies) {
     if (type == family.model_type) return family;
   }
@@ -54,6 +73,23 @@ absl::Status RefuseUnsupported(const JsonFields& fields) {
                           "no such key, because what it asks for is not supported for this family");
     }
   }
+  return absl::OkStatus();
+}
+
+// The public code holds the selection's shape as constants: a config.json that has it as keys means
+// something that was never seen.
+absl::Status ReadEviction(const JsonFields& fields, ModelConfig* config) {
+  for (const char* key :
+       {"kernel_size", "kernel_stride", "block_size", "init_blocks", "window_size", "local_blocks",
+        "select_blocks", "topk", "topk_blocks", "use_nope", "dense_len"}) {
+    if (fields.Has(key)) {
+      return fields.Error(key, "no such key, because family nosa takes it from its code");
+    }
+  }
+  AUGUR_ASSIGN_OR_RETURN(const int64_t query_top_k,
+                         fields.Int("query_top_k_blocks", kNosaQueryTopK, 1, kMaxDimension));
+  config->has_eviction_heads = true;
+  config->query_top_k_blocks = static_cast<int>(query_top_k);
   return absl::OkStatus();
 }
 
@@ -181,6 +217,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
   config.family = family.model_type;
   config.rope_theta = family.rope_theta;
   AUGUR_RETURN_IF_ERROR(ReadShapes(fields, &config));
+  if (family.has_eviction_heads) AUGUR_RETURN_IF_ERROR(ReadEviction(fields, &config));
   AUGUR_RETURN_IF_ERROR(ReadRope(fields, path, &config));
   AUGUR_RETURN_IF_ERROR(ReadSparseConfig(fields, path, &config));
   AUGUR_ASSIGN_OR_RETURN(

@@ -1,8 +1,9 @@
 // config.json and generation_config.json of a Hugging Face folder as one checked struct.
 //
 // Absent keys take transformers' defaults for the family. A key that changes the maths and is not
-// supported is an error by its name, never ignored. Thread: any. Failure: a one-line status naming
-// file and key.
+// supported is an error by its name, never ignored. Family nosa is model_type "nosa", or "llama"
+// with the architecture SparseLlamaForCausalLM, as public checkpoints name themselves. Thread: any.
+// Failure: a one-line status naming file and key.
 #pragma once
 
 #include <optional>
@@ -32,6 +33,11 @@ struct ModelConfig {
   bool attention_bias = false;         // on q, k, v and o
   bool mlp_bias = false;               // on gate, up and down
   std::optional<SparseConfig> sparse;  // sparse_config, where the model has one
+  // NOSA: layers have an eviction head (transformer_weights.h), and of a selection's blocks this
+  // many, forced ones included, are the query's choice (query_top_k_blocks, Augur's own key;
+  // absent: 41 = 1 init + 16 window + 24, which the public code holds as constants).
+  bool has_eviction_heads = false;
+  int query_top_k_blocks = 0;
   std::vector<TokenId> eos_token_ids;  // union of both files, ascending
   std::optional<TokenId> bos_token_id;
 

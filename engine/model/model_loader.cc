@@ -25,7 +25,8 @@ std::string Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint,
       absl::StrJoin({config.vocab_size, config.hidden_size, config.intermediate_size,
                      config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
                     "x"),
-      "/theta", config.rope_theta, "/", kernels::NameOf(kv_dtype));
+      "/theta", config.rope_theta, "/", kernels::NameOf(kv_dtype),
+      config.has_eviction_heads ? absl::StrCat("/query", config.query_top_k_blocks) : "");
 }
 
 absl::StatusOr<int> EffectiveContext(const ModelConfig& config, const ModelOptions& options) {
@@ -52,7 +53,13 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
   const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
   plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
-                                     kernels::BytesOf(kv_dtype));
+                                     kernels::BytesOf(kv_dtype), config.has_eviction_heads);
+  if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "
+        "32 blocks, found head_dim ",
+        config.head_dim, " of ", kernels::NameOf(kv_dtype)));
+  }
   plan.copies = kv.copies;
   plan.page_check = kv.page_check;
   int64_t staging_bytes = 0;

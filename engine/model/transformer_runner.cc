@@ -43,7 +43,11 @@ LayerWorkerOptions TransformerRunner::AttentionOptions() const {
           .sin = sin_,
           .infinigen = {.basis = weights_.infinigen ? &*weights_.infinigen : nullptr,
                         .weights = weights_.layers,
-                        .hidden_size = config_.hidden_size}};
+                        .hidden_size = config_.hidden_size},
+          .eviction = {.weights = config_.has_eviction_heads
+                                      ? std::span<const LayerWeights>(weights_.layers)
+                                      : std::span<const LayerWeights>(),
+                       .query_top_k = config_.query_top_k_blocks}};
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,

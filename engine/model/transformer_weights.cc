@@ -127,6 +127,9 @@ class Loader {
                                              hidden, config_.attention_bias, HeadsOf(index)));
     AUGUR_ASSIGN_OR_RETURN(layer.output, Linear({{attention + "o_proj", hidden}}, config_.q_width(),
                                                 config_.attention_bias));
+    if (config_.has_eviction_heads) {
+      AUGUR_ASSIGN_OR_RETURN(layer.eviction, LoadEvictionHead(attention));
+    }
     AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm,
                            Vector(prefix + "post_attention_layernorm.weight", hidden));
     AUGUR_ASSIGN_OR_RETURN(
@@ -135,6 +138,20 @@ class Loader {
     AUGUR_ASSIGN_OR_RETURN(layer.down,
                            Linear({{mlp + "down_proj", hidden}}, intermediate, config_.mlp_bias));
     return layer;
+  }
+
+  absl::StatusOr<EvictionHead> LoadEvictionHead(const std::string& attention) {
+    EvictionHead head;
+    const int64_t heads = config_.num_kv_heads, width = config_.kv_width();
+    AUGUR_ASSIGN_OR_RETURN(head.gate, Vector(attention + "A", heads));
+    AUGUR_ASSIGN_OR_RETURN(const TensorData delta,
+                           checkpoint_.Read(attention + "delta.weight", {heads, width}));
+    num_parameters_ += heads * width;
+    head.weight = Widen(delta);
+    if (config_.attention_bias) {
+      AUGUR_ASSIGN_OR_RETURN(head.bias, Vector(attention + "delta.bias", heads));
+    }
+    return head;
   }
 
   absl::StatusOr<LinearWeights> Linear(const std::vector<Part>& parts, int64_t in_features,

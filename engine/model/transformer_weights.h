@@ -24,6 +24,16 @@ struct LinearWeights {
   const float* bias_data() const { return bias.empty() ? nullptr : bias.data(); }
 };
 
+// NOSA's eviction head (kernels/ops/eviction_bias.h), tensors `self_attn.A` and
+// `self_attn.delta.weight` (`.bias` with attention_bias) as the public modelling code
+// (thunlp/NOSA:modeling_llama_nosa.py) declares them; public checkpoints themselves were not at
+// hand and may need confirmation.
+struct EvictionHead {
+  std::vector<float> gate;    // [kv heads]: A
+  std::vector<float> weight;  // [kv heads, kv heads * head_dim]
+  std::vector<float> bias;    // [kv heads], empty: none
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm;  // [hidden]
   // [(q heads + 2 kv heads) * head_dim, hidden]; with Forecast heads, then the next layer's
@@ -33,6 +43,7 @@ struct LayerWeights {
   std::vector<float> mlp_norm;        // [hidden]
   LinearWeights gate_up;              // [2 * intermediate, hidden]: gate, then up
   LinearWeights down;                 // [hidden, intermediate]
+  EvictionHead eviction;              // empty but for the family nosa
 };
 
 struct TransformerWeights {

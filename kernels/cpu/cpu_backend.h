@@ -45,6 +45,7 @@ class CpuBackend final : public Backend {
   void SumChannels(const SumChannelsParams& params) override;
   void ProjectKeys(const ProjectKeysParams& params) override;
   void ProjectQueries(const ProjectQueriesParams& params) override;
+  void EvictionBias(const EvictionBiasParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
@@ -69,6 +70,12 @@ class CpuBackend final : public Backend {
     const std::byte* first = nullptr;
     const std::byte* second = nullptr;
     std::byte* key = nullptr;
+  };
+
+  // One work item of EvictionBias: the segment's rows in one block.
+  struct EvictionItem {
+    const EvictionSegment* segment = nullptr;
+    int block = 0;
   };
 
   // One work item of SelectBlocks: some tokens of a segment whose keys are scored together.
@@ -112,6 +119,7 @@ class CpuBackend final : public Backend {
   std::vector<AttentionItem> attention_items_;     // kept for its capacity
   std::vector<AttentionTokenList> token_lists_;    // likewise
   std::vector<CompressItem> compress_items_;       // likewise
+  std::vector<EvictionItem> eviction_items_;       // likewise
   std::vector<SelectItem> select_items_;           // likewise
   std::vector<AttentionSpan> merge_spans_;         // likewise
 };

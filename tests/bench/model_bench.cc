@@ -47,7 +47,7 @@ class BenchModel {
     auto kv = memory::KvMemory::Create(
         backend, {.layout = memory::MakeKvLayout(
                       model->config.num_layers, model->config.num_kv_heads, model->config.head_dim,
-                      kernels::BytesOf(model->dtype)),
+                      kernels::BytesOf(model->dtype), model->config.has_eviction_heads),
                   .num_frames = blocks_each * sequences,
                   .num_host_blocks = 0,
                   .num_staging_pages = 0,

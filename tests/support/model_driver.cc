@@ -46,8 +46,9 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
                                                 heads ? &*heads : nullptr);
   AUGUR_CHECK(weights.ok());
   memory::KvMemoryOptions plan;
-  plan.layout = memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
-                                     kernels::BytesOf(options.kv_dtype));
+  plan.layout =
+      memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
+                           kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads);
   plan.num_frames = options.frames;
   plan.num_host_blocks = options.host_blocks;
   plan.num_staging_pages = memory::StagingPages(

@@ -17,6 +17,7 @@ class TestPools {
     device_.resize(num_frames * layout.frame_bytes(), kPattern);
     host_.resize(pages * layout.page_bytes, kPattern);
     host_keys_.resize(pages * layout.key_bytes, kPattern);
+    host_biases_.resize(pages * layout.bias_bytes, kPattern);
     staging_.resize(num_staging_pages * layout.page_bytes, kPattern);
     pools_ = {.layout = layout,
               .num_frames = num_frames,
@@ -25,6 +26,7 @@ class TestPools {
               .device = device_.data(),
               .host = host_.data(),
               .host_keys = host_keys_.data(),
+              .host_biases = host_biases_.data(),
               .staging = staging_.data()};
   }
   TestPools(const TestPools&) = delete;
@@ -38,6 +40,7 @@ class TestPools {
   std::vector<std::byte> device_;
   std::vector<std::byte> host_;
   std::vector<std::byte> host_keys_;
+  std::vector<std::byte> host_biases_;
   std::vector<std::byte> staging_;
   memory::KvPools pools_;
 };

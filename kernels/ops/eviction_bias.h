@@ -1,0 +1,48 @@
+#pragma once
+#include <cstddef>
+
+#include "kernels/dtype.h"
+#include "kernels/ops/compress_keys.h"
+#include "kernels/ops/segment.h"
+#include "kernels/paged_kv.h"
+
+namespace augur::kernels {
+
+// Eviction biases (NOSA, arXiv 2510.13602; SparDA's models/nosa): what is added to the logits of a
+// token's key for all query heads of kv head m,
+//
+//   e[m] = gate[m] * softplus(weight[m] . v + bias[m])
+//
+// v the token's values of all kv heads one after another. The mean of e over the windows of
+// compress_keys.h ranks blocks whatever the query is (SelectSegment::eviction_pages).
+struct EvictionSegment {
+  Segment rows;  // first_row is not read
+  // [blocks touched][num_kv_heads]: pages whose values are read.
+  const std::byte* const* pages = nullptr;
+  // [1 + blocks touched][num_kv_heads]: 64 biases of each block. Entry 0 is the block before the
+  // first one touched; it is read where CompressSegment::pages' entry 0 is, and may be null
+  // elsewhere.
+  float* const* biases = nullptr;
+  // [blocks touched][num_kv_heads]: kBlockWindows means of each block, placed as compressed keys.
+  float* const* means = nullptr;
+};
+
+// Writes the bias of every row and the mean of every window that ends in one of the rows; others
+// are left as they are. All in float32. The product is eight chains over each head's elements
+// (element i in chain i mod 8; the heads follow each other in every chain), added as ((0 + 4) +
+// (2 + 6)) + ((1 + 5) + (3 + 7)); softplus(x) is x above 20, as torch has it; a mean is ((sum of
+// 16) + (sum of 16)) / 32, ascending. Values are read as the page holds them: biases are a pure
+// function of pages and weights, may be made again at any time, and do not depend on what calls
+// their rows come in.
+struct EvictionBiasParams {
+  const float* gate = nullptr;                // [num_kv_heads]
+  const float* weight = nullptr;              // [num_kv_heads][num_kv_heads * head_dim]
+  const float* bias = nullptr;                // [num_kv_heads], null: none
+  const EvictionSegment* segments = nullptr;  // [num_segments]
+  int num_segments = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  DType dtype = DType::kF32;  // of the pages
+};
+
+}  // namespace augur::kernels
