@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::engine {
 namespace {
@@ -97,8 +97,7 @@ class StepPlanner {
            option.host_blocks <= host_available_;
   }
 
-  void Admit(const WaitingView& view, const AdmissionOption& option,
-             memory::Residency residency) {
+  void Admit(const WaitingView& view, const AdmissionOption& option, memory::Residency residency) {
     available_ -= option.frames;
     host_available_ -= option.host_blocks;
     const bool resumed = view.num_computed > 0;
@@ -108,8 +107,8 @@ class StepPlanner {
                                 .hit_blocks = option.hit_blocks,
                                 .total_blocks = BlocksFor(view.num_tokens)});
     // What comes from the host must arrive before anything is computed on it.
-    const bool restores = residency == memory::Residency::kTiered &&
-                          (resumed || option.hit_blocks > 0);
+    const bool restores =
+        residency == memory::Residency::kTiered && (resumed || option.hit_blocks > 0);
     if (restores) return;
     prefills_.push_back({.id = view.id,
                          .start = option.hit_blocks * kernels::kBlockTokens,

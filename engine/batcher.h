@@ -50,7 +50,7 @@ struct AdmissionOption {
 struct WaitingView {
   memory::SequenceId id = 0;
   int num_tokens = 0;
-  int num_computed = 0;  // more than 0: saved on the host
+  int num_computed = 0;    // more than 0: saved on the host
   AdmissionOption device;  // tried first
   AdmissionOption tiered;
 };

@@ -16,6 +16,10 @@ absl::Status DrainingError() { return absl::UnavailableError("the server is shut
 // catches up or goes away pokes it, so this only bounds the harm of a lost wake-up.
 constexpr int64_t kLongestNapNs = 100 * memory::kNsPerMs;
 
+// How long it sleeps between looks at copies that a sequence waits for: short against a step, long
+// against a look.
+constexpr int64_t kCopyNapNs = memory::kNsPerMs / 2;
+
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, std::vector<TokenId> eos_token_ids,
@@ -102,7 +106,7 @@ int64_t Engine::StalledNs() const {
   return since == 0 ? 0 : std::max<int64_t>(0, clock_->NowNs() - since);
 }
 
-Engine::Turn Engine::WaitForTurn(bool can_run) {
+Engine::Turn Engine::WaitForTurn(bool can_run, bool awaits_copies) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto has_news = [this] { return stopping_ || poked_ || !inbox_.empty(); };
   if (!can_run && !has_news()) {
@@ -111,7 +115,8 @@ Engine::Turn Engine::WaitForTurn(bool can_run) {
       wake_.wait(lock, has_news);
     } else {
       const int64_t timer_ns = std::min(core_.NextTimerNs(), drain_deadline_ns_);
-      const int64_t nap_ns = std::clamp<int64_t>(timer_ns - clock_->NowNs(), 0, kLongestNapNs);
+      const int64_t longest_ns = awaits_copies ? kCopyNapNs : kLongestNapNs;
+      const int64_t nap_ns = std::clamp<int64_t>(timer_ns - clock_->NowNs(), 0, longest_ns);
       wake_.wait_for(lock, std::chrono::nanoseconds(nap_ns), has_news);
     }
   }
@@ -134,8 +139,9 @@ void Engine::Release(const StepReport& report) {
 
 void Engine::RunLoop() {
   bool can_run = false;
+  bool awaits_copies = false;
   while (true) {
-    Turn turn = WaitForTurn(can_run);
+    Turn turn = WaitForTurn(can_run, awaits_copies);
     busy_since_ns_.store(clock_->NowNs(), std::memory_order_relaxed);
     for (std::shared_ptr<Request>& request : turn.arrivals) core_.Add(std::move(request));
     if (turn.stopping) {
@@ -153,6 +159,7 @@ void Engine::RunLoop() {
     const StepReport report = core_.Step();
     Release(report);
     can_run = report.moved;
+    awaits_copies = report.awaits_copies;
   }
 }
 

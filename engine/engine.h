@@ -76,7 +76,8 @@ class Engine {
 
   void RunLoop();
   // Sleeps while there is neither news nor work (can_run: the last step moved something).
-  Turn WaitForTurn(bool can_run);
+  // awaits_copies: only copies are outstanding, whose end nobody announces.
+  Turn WaitForTurn(bool can_run, bool awaits_copies);
   void Release(const StepReport& report);
 
   const EngineOptions options_;

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::engine {
 
@@ -25,7 +25,8 @@ int MostBlocks(const Request& request) {
   return BlocksFor(static_cast<int64_t>(request.prompt.size()) + request.stopping.max_tokens);
 }
 
-// Dense sequences read everything at every step: they are tiered only where nothing else is offered.
+// Dense sequences read everything at every step: they are tiered only where nothing else is
+// offered.
 bool MayBeTiered(const Request& request, const EngineOptions& options) {
   if (options.residency == ResidencyMode::kTiered) return true;
   return options.residency == ResidencyMode::kAuto &&
@@ -35,8 +36,8 @@ bool MayBeTiered(const Request& request, const EngineOptions& options) {
 // Alone in the pools, to its last token.
 bool FitsPools(const Request& request, const EngineOptions& options, const memory::KvPools& pools,
                memory::Residency residency) {
-  const memory::KvFootprint footprint = memory::FootprintOf(
-      pools.layout, DemandOf(request, options, residency), MostBlocks(request));
+  const memory::KvFootprint footprint =
+      memory::FootprintOf(pools.layout, DemandOf(request, options, residency), MostBlocks(request));
   return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
 }
 
@@ -78,8 +79,7 @@ absl::Status CheckFits(const Request& request, const EngineOptions& options,
   if (on_device && fits(memory::Residency::kDevice)) return absl::OkStatus();
   const bool tiered = MayBeTiered(request, options);
   if (tiered && fits(memory::Residency::kTiered)) return absl::OkStatus();
-  const memory::Residency last =
-      tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
+  const memory::Residency last = tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
   return absl::InvalidArgumentError(absl::StrCat(
       numbers, " need ", DescribeShortage(pools, DemandOf(request, options, last), blocks)));
 }
@@ -128,8 +128,8 @@ StepReport EngineCore::Step() {
   for (const SequenceId id : plan_.preemptions) Preempt(id);
   ApplyAdmissions(start_ns, &report);
   RunSegments(&report);
-  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty() ||
-                 WaitForTransfers();
+  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty();
+  report.awaits_copies = !report.moved && kv_->OldestPending() != memory::kNoTicket;
   if (report.rows > 0) {
     const int64_t end_ns = clock_->NowNs();
     stats_->steps += 1;
@@ -218,13 +218,12 @@ BatchState EngineCore::MakeBatchState() const {
                      .device = {},
                      .tiered = {}};
     if (kv_->is_saved(id)) {
-      const memory::KvCost cost =
-          kv_->ResumeCost(id, DemandOf(*sequence->request, options_, memory::Residency::kTiered)
-                                  .num_slots);
+      const memory::KvCost cost = kv_->ResumeCost(
+          id, DemandOf(*sequence->request, options_, memory::Residency::kTiered).num_slots);
       view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
     } else {
-      // Where it could not end on the device it must not begin there: it would have to leave when it
-      // is the oldest, for host blocks that those who wait behind it may hold.
+      // Where it could not end on the device it must not begin there: it would have to leave when
+      // it is the oldest, for host blocks that those who wait behind it may hold.
       if (options_.residency != ResidencyMode::kTiered &&
           FitsPools(*sequence->request, options_, kv_->pools(), memory::Residency::kDevice)) {
         view.device = OptionFor(*sequence, memory::Residency::kDevice);
@@ -238,8 +237,7 @@ BatchState EngineCore::MakeBatchState() const {
   return state;
 }
 
-AdmissionOption EngineCore::OptionFor(const Sequence& sequence,
-                                      memory::Residency residency) const {
+AdmissionOption EngineCore::OptionFor(const Sequence& sequence, memory::Residency residency) const {
   const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
   // InfiniGen sums over all of the prompt's queries, which a hit would leave out.
   const bool whole = sequence.request->attention.decode == AttentionPolicy::kInfinigen;
@@ -247,10 +245,8 @@ AdmissionOption EngineCore::OptionFor(const Sequence& sequence,
   const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
   const int hits = kv_->CountCached(residency, usable);
   const memory::KvCost cost = kv_->CostOf(AdmissionOf(sequence, residency, hits));
-  return {.possible = true,
-          .hit_blocks = hits,
-          .frames = cost.frames,
-          .host_blocks = cost.host_blocks};
+  return {
+      .possible = true, .hit_blocks = hits, .frames = cost.frames, .host_blocks = cost.host_blocks};
 }
 
 memory::KvAdmission EngineCore::AdmissionOf(const Sequence& sequence, memory::Residency residency,
@@ -286,7 +282,8 @@ void EngineCore::Preempt(SequenceId id) {
   auto node = running_.extract(id);
   Sequence& sequence = *node.mapped();
   memory::SequenceKv& kv = kv_->sequence(id);
-  // Frames of its own for a tiered life; a prompt that is not computed yet is cheaper to begin anew.
+  // Frames of its own for a tiered life; a prompt that is not computed yet is cheaper to begin
+  // anew.
   if (!kv.writes_behind() && MayBeTiered(*sequence.request, options_) && sequence.decoding()) {
     kv_->BeginMirror(id, MostBlocks(*sequence.request));
   }
@@ -305,13 +302,9 @@ void EngineCore::Preempt(SequenceId id) {
   waiting_.insert(std::move(node));
 }
 
-// With nothing to compute, waits for a restore or the last copies of what has ended.
-bool EngineCore::WaitForTransfers() {
-  const memory::Ticket ticket = kv_->OldestPending();
-  if (ticket == memory::kNoTicket) return false;
-  kv_->transfers()->Wait(ticket);
+void EngineCore::WaitForCopies() {
+  kv_->transfers()->Wait(kv_->OldestPending());
   kv_->Poll();
-  return true;
 }
 
 void EngineCore::ApplyAdmissions(int64_t now_ns, StepReport* report) {
@@ -521,8 +514,8 @@ void EngineCore::Finish(Sequence* sequence, FinishReason reason, TokenId stop_id
 void EngineCore::End(SequenceId id, TokenEvent event, StepReport* report) {
   SequenceMap& map = running_.contains(id) ? running_ : waiting_;
   Sequence& sequence = *map.at(id);
-  const bool finished = event.kind == TokenEvent::Kind::kFinished ||
-                        event.kind == TokenEvent::Kind::kRetired;
+  const bool finished =
+      event.kind == TokenEvent::Kind::kFinished || event.kind == TokenEvent::Kind::kRetired;
   event.request = sequence.request;
   events_.push_back(std::move(event));
   if (&map == &running_ || kv_->is_saved(id)) ReleaseKv(&sequence, finished);
@@ -584,9 +577,8 @@ uint32_t EngineCore::CountCachedTokens(const std::vector<memory::BlockKey>& keys
                                        uint32_t prompt_tokens) const {
   const size_t most = (prompt_tokens - 1) / kernels::kBlockTokens;
   const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
-  return kernels::kBlockTokens *
-         std::max(kv_->CountCached(memory::Residency::kDevice, usable),
-                  kv_->CountCached(memory::Residency::kTiered, usable));
+  return kernels::kBlockTokens * std::max(kv_->CountCached(memory::Residency::kDevice, usable),
+                                          kv_->CountCached(memory::Residency::kTiered, usable));
 }
 
 void EngineCore::PostEvents() {

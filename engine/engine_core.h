@@ -27,9 +27,10 @@ namespace augur::engine {
 
 // What a step did to the queue and whether there is reason to call again at once.
 struct StepReport {
-  int rows = 0;                   // computed
-  bool moved = false;             // something ran, came or went: another step may have more to do
-  int left_queue_requests = 0;    // admitted for the first time or ended before that
+  int rows = 0;                 // computed
+  bool moved = false;           // something ran, came or went: another step may have more to do
+  bool awaits_copies = false;   // nothing to do but copies are under way: a restore, a closing end
+  int left_queue_requests = 0;  // admitted for the first time or ended before that
   int64_t left_queue_tokens = 0;  // their prompt tokens
 };
 
@@ -38,8 +39,8 @@ memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
                           memory::Residency residency);
 
 // INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens
-// beyond the context or beyond the whole device or host pool. Whatever passes will run, however long
-// the queue: see batcher.h.
+// beyond the context or beyond the whole device or host pool. Whatever passes will run, however
+// long the queue: see batcher.h.
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
                        const memory::KvPools& pools);
 
@@ -52,6 +53,9 @@ class EngineCore {
   // `request` has passed CheckFits.
   void Add(std::shared_ptr<Request> request);
   StepReport Step();
+  // Waits for the copies that Step reported (awaits_copies). The engine's thread naps instead, so
+  // that news reaches it; the simulation and tests call this.
+  void WaitForCopies();
 
   // Ends, with `status`, what was never admitted; or everything.
   StepReport EndQueued(const absl::Status& status);
@@ -82,7 +86,6 @@ class EngineCore {
                                   int hits) const;
   // Under kAuto: writes a sequence behind before the frames run out.
   void MirrorBeforePressure();
-  bool WaitForTransfers();
   void ApplyAdmissions(int64_t now_ns, StepReport* report);
   bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
   void RunSegments(StepReport* report);

@@ -11,8 +11,8 @@ namespace augur::engine {
 struct EngineOptions {
   int max_context = 0;  // tokens of prompt + completion; at most the model's
   ResidencyMode residency = ResidencyMode::kDevice;
-  int num_slots = 0;  // of a tiered sequence's groups: largest budget and spare slots
-  int max_batch = 32;   // sequences in a step
+  int num_slots = 0;   // of a tiered sequence's groups: largest budget and spare slots
+  int max_batch = 32;  // sequences in a step
   int max_batched_tokens =
       512;  // rows in a step; at least max_batch + 64, so that prefill always moves
   int max_queued_requests = 256;        // accepted and not yet admitted

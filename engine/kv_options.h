@@ -1,5 +1,5 @@
-// Where KV lives and how it moves: knobs of the tiers. Filled by server/server_config, checked there
-// and by the model loader.
+// Where KV lives and how it moves: knobs of the tiers. Filled by server/server_config, checked
+// there and by the model loader.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ std::optional<ResidencyMode> ResidencyNamed(const std::string& name);
 
 struct KvOptions {
   ResidencyMode residency = ResidencyMode::kDevice;
-  int64_t device_bytes = 0;  // frames and, where there is a host pool, the staging area
-  int64_t host_bytes = 0;    // unused under kDevice
+  int64_t device_bytes = 0;             // frames and, where there is a host pool, the staging area
+  int64_t host_bytes = 0;               // unused under kDevice
   std::optional<kernels::DType> dtype;  // of KV pages; unset: the checkpoint's
   // Working set of a prefill chunk beyond slots, a multiple of 16 and at least the largest budget;
   // 0: 64, or that budget.
   int staging_blocks = 0;
-  bool prefetch = true;    // false: blocks chosen ahead are fetched when their layer needs them
-  int recall_every = 64;   // steps between measurements of the Forecast's recall; 0: never
-  int page_check = 0;      // one spilled page in that many is hashed and compared; 0: none
+  bool prefetch = true;   // false: blocks chosen ahead are fetched when their layer needs them
+  int recall_every = 64;  // steps between measurements of the Forecast's recall; 0: never
+  int page_check = 0;     // one spilled page in that many is hashed and compared; 0: none
   memory::CopyThreadsOptions copies;
 };
 

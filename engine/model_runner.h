@@ -1,10 +1,10 @@
 // One forward pass over the rows of a step: what the engine core asks of a model. The real one is
 // engine/model/transformer_runner.h; tests and the simulation have their own.
 //
-// Thread: the engine's. Ownership: inputs are the caller's and valid for the call; slots and writes of
-// the sequences' KV are changed by it.
-// Failure: none that a request could cause (ids are in the vocabulary, blocks are in the pool); a
-// row whose logits are not finite gives kernels::kNotFinite for that segment alone.
+// Thread: the engine's. Ownership: inputs are the caller's and valid for the call; slots and writes
+// of the sequences' KV are changed by it. Failure: none that a request could cause (ids are in the
+// vocabulary, blocks are in the pool); a row whose logits are not finite gives kernels::kNotFinite
+// for that segment alone.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace augur::engine {
 
 // Consecutive tokens of one sequence that are computed in this step.
 struct StepSegment {
-  kernels::Segment rows;                         // where they stand in the step and the sequence
-  memory::SequenceKv* kv = nullptr;              // with room for them
-  const AttentionChoice* attention = nullptr;    // the request's
-  int prompt_tokens = 0;                         // of the sequence
-  bool wants_token = false;       // sample a token from the last row
-  kernels::SamplingRow sampling;  // read when wants_token
-  int rope_variant = 0;           // which RoPE factor set the sequence was admitted with
+  kernels::Segment rows;                       // where they stand in the step and the sequence
+  memory::SequenceKv* kv = nullptr;            // with room for them
+  const AttentionChoice* attention = nullptr;  // the request's
+  int prompt_tokens = 0;                       // of the sequence
+  bool wants_token = false;                    // sample a token from the last row
+  kernels::SamplingRow sampling;               // read when wants_token
+  int rope_variant = 0;  // which RoPE factor set the sequence was admitted with
 };
 
 struct StepInputs {

@@ -1,10 +1,10 @@
 // The engine's mutable state of an accepted request. Owned and touched by the engine thread alone.
 //
 // A sequence is waiting (not yet admitted, preempted with nothing left, or saved on the host) or
-// running (open in the KV store). tokens holds prompt and generated ids; the KV of the first num_computed of them is in
-// its blocks. What remains is computed in chunks; the step that computes the last one samples the
-// next. A decode is the case of one remaining token, a resumed sequence that of many: nothing else
-// tells them apart.
+// running (open in the KV store). tokens holds prompt and generated ids; the KV of the first
+// num_computed of them is in its blocks. What remains is computed in chunks; the step that computes
+// the last one samples the next. A decode is the case of one remaining token, a resumed sequence
+// that of many: nothing else tells them apart.
 #pragma once
 
 #include <memory>

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "kernels/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::memory {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/project_keys.h"
-#include "kernels/paged_kv.h"
 
 namespace augur::memory {
 namespace {

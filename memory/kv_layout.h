@@ -68,8 +68,8 @@ inline constexpr int kPartialFrameBlocks = 8;
 // What a sequence is promised when it is admitted.
 struct KvDemand {
   Residency residency = Residency::kDevice;
-  bool selects = false;  // some policy of its reads compressed keys
-  int num_slots = 0;     // of each (layer, kv head) group, when tiered
+  bool selects = false;       // some policy of its reads compressed keys
+  int num_slots = 0;          // of each (layer, kv head) group, when tiered
   bool partial_keys = false;  // InfiniGen scores partial keys
 };
 

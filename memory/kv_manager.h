@@ -1,5 +1,5 @@
 // Which sequence holds which KV blocks: reference counts, the prefix cache and its eviction.
-// Bookkeeping only; the bytes lie in a kernels::PagedKv pool that the runner owns.
+// Bookkeeping only, of one pool: frames of the device or blocks of the host (kv_store.h has both).
 //
 // A block is in exactly one state:
 //   free    in no table, no content worth keeping
@@ -9,8 +9,8 @@
 // A block in the index is full and never written again.
 //
 // Thread: the engine's alone, but for CountCached, which any thread may call (the index has a lock
-// of its own). Ownership: sequences are named by id; the manager owns tables. Failure: Reserve
-// answers false and changes nothing; everything that would be our own mistake is a CHECK.
+// of its own). Ownership: sequences are named by id; the manager owns tables. Failure: Open and
+// Extend answer false and change nothing; everything that would be our own mistake is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class KvManager {
   explicit KvManager(int num_blocks);
 
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
-  // Blocks that Reserve could still hand out: free and cached.
+  // Blocks that Open could still hand out: free and cached.
   int available() const { return counts_.free + counts_.cached; }
   KvCounts counts() const { return counts_; }
 
@@ -70,8 +70,8 @@ class KvManager {
   // Drops every cached block from the index.
   void ClearCache();
 
-  // Recounts everything from the tables and CHECKs invariants I1-I3 (reference counts,
-  // conservation, no block in two tables unless it is in the index). O(blocks + table entries):
+  // Recounts everything from the tables and CHECKs reference counts,
+  // conservation, no block in two tables unless it is in the index. O(blocks + table entries):
   // tests, the simulation, idle moments.
   void CheckInvariants() const;
 

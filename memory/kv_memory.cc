@@ -21,8 +21,8 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
     AUGUR_RETURN_IF_ERROR(memory->Allocate("staging area", "staging_blocks",
                                            layout.page_bytes * pools.num_staging_pages,
                                            &pools.staging));
-    AUGUR_RETURN_IF_ERROR(memory->Allocate("host pool", "host_kv_bytes",
-                                           groups * layout.page_bytes, &pools.host));
+    AUGUR_RETURN_IF_ERROR(
+        memory->Allocate("host pool", "host_kv_bytes", groups * layout.page_bytes, &pools.host));
     AUGUR_RETURN_IF_ERROR(memory->Allocate("compressed keys of the host pool", "host_kv_bytes",
                                            groups * layout.key_bytes, &pools.host_keys));
     if (layout.has_biases()) {

@@ -17,11 +17,11 @@ struct KvPools {
   int num_frames = 0;
   int num_host_blocks = 0;
   int num_staging_pages = 0;
-  std::byte* device = nullptr;     // [num_frames][layers][kv heads] pages
-  std::byte* host = nullptr;       // [num_host_blocks][layers][kv heads] pages
-  std::byte* host_keys = nullptr;  // [num_host_blocks][layers][kv heads] compressed keys
+  std::byte* device = nullptr;       // [num_frames][layers][kv heads] pages
+  std::byte* host = nullptr;         // [num_host_blocks][layers][kv heads] pages
+  std::byte* host_keys = nullptr;    // [num_host_blocks][layers][kv heads] compressed keys
   std::byte* host_biases = nullptr;  // likewise eviction biases, where the layout has them
-  std::byte* staging = nullptr;    // [num_staging_pages] pages, on the device
+  std::byte* staging = nullptr;      // [num_staging_pages] pages, on the device
 
   size_t group_index(int block, int layer, int kv_head) const {
     return (size_t(block) * layout.num_layers + layer) * layout.num_kv_heads + kv_head;

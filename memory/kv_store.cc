@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::memory {
 namespace {
@@ -30,7 +30,10 @@ int BlocksOf(int tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 }  // namespace
 
 KvStore::KvStore(const KvPools& pools, TransferEngine* transfers, int page_check)
-    : pools_(pools), transfers_(transfers), device_(pools.num_frames), page_check_({.one_in = static_cast<uint32_t>(page_check),
+    : pools_(pools),
+      transfers_(transfers),
+      device_(pools.num_frames),
+      page_check_({.one_in = static_cast<uint32_t>(page_check),
                    .capacity = page_check == 0 ? 1 : HashedPages(pools)}) {
   if (pools.num_host_blocks == 0) return;
   AUGUR_CHECK(transfers != nullptr);
@@ -71,7 +74,8 @@ bool KvStore::Open(const KvAdmission& admission) {
   const SequenceId id = admission.id;
   if (kv->tiered()) {
     AUGUR_CHECK(OpenHost(admission, kv.get()));
-    AUGUR_CHECK(TakeFrames(FootprintOf(pools_.layout, kv->demand, admission.most_blocks), kv.get()));
+    AUGUR_CHECK(
+        TakeFrames(FootprintOf(pools_.layout, kv->demand, admission.most_blocks), kv.get()));
     if (admission.hits > 0) RestoreAlwaysResident(kv.get(), admission.hits);
     kv->keyed_blocks = admission.hits;
     kv->biased_blocks = admission.hits;
@@ -215,8 +219,7 @@ void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
 
 bool KvStore::CheckPage(const std::byte* host_page, const std::byte* page) {
   const size_t index = (host_page - pools_.host) / pools_.layout.page_bytes;
-  const PageCheck::Result result =
-      page_check_.Verify(index, {page, pools_.layout.page_bytes});
+  const PageCheck::Result result = page_check_.Verify(index, {page, pools_.layout.page_bytes});
   AUGUR_CHECK(result != PageCheck::Result::kDiffers);
   return result == PageCheck::Result::kEqual;
 }
@@ -245,8 +248,7 @@ void KvStore::Submit(TransferKind kind, std::span<const PageCopy> all,
   }
 }
 
-void KvStore::NoteWrite(SequenceKv* kv, std::span<const Ticket> tickets, int layer,
-                        int end_block) {
+void KvStore::NoteWrite(SequenceKv* kv, std::span<const Ticket> tickets, int layer, int end_block) {
   AUGUR_CHECK(end_block > kv->submitted_blocks[layer]);
   for (size_t i = 0; i < tickets.size(); ++i) {
     // Blocks count as written when the last of their tickets is done.
@@ -339,7 +341,11 @@ bool KvStore::BeginMirror(SequenceId id, int most_blocks) {
   SequenceKv& kv = *open_.at(id);
   AUGUR_CHECK(!kv.tiered() && !kv.writes_behind());
   if (!host_ || host_->available() < most_blocks) return false;
-  return OpenHost({.id = id, .demand = kv.demand, .keys = {}, .hits = 0, .blocks = most_blocks,
+  return OpenHost({.id = id,
+                   .demand = kv.demand,
+                   .keys = {},
+                   .hits = 0,
+                   .blocks = most_blocks,
                    .most_blocks = most_blocks},
                   &kv);
 }
@@ -357,16 +363,17 @@ void KvStore::Save(SequenceId id, int num_tokens) {
     const int first = kv.submitted_blocks[layer];
     if (first >= blocks) continue;
     std::vector<PageCopy> copies;
-    AppendWrites(kv, layer, first, blocks,
-                 [&](int head, int block) -> const std::byte* {
-                   if (!kv.tiered() || layer == 0) {
-                     return kv.resident_page(pools_, layer, head, block);
-                   }
-                   const int slot = FindSlot(kv.group(pools_.layout, layer, head), block);
-                   AUGUR_CHECK(slot >= 0);
-                   return kv.slot_page(pools_, layer, head, slot);
-                 },
-                 &copies);
+    AppendWrites(
+        kv, layer, first, blocks,
+        [&](int head, int block) -> const std::byte* {
+          if (!kv.tiered() || layer == 0) {
+            return kv.resident_page(pools_, layer, head, block);
+          }
+          const int slot = FindSlot(kv.group(pools_.layout, layer, head), block);
+          AUGUR_CHECK(slot >= 0);
+          return kv.slot_page(pools_, layer, head, slot);
+        },
+        &copies);
     std::vector<Ticket> tickets;
     Submit(TransferKind::kSpill, copies, &tickets);
     NoteWrite(&kv, tickets, layer, blocks);

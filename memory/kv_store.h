@@ -10,8 +10,8 @@
 //            the last one has ended
 //
 // Thread: the engine's, but for CountCached. Ownership: owns every SequenceKv; pools and transfer
-// engine are the caller's. Failure: Open, Resume and Extend answer false and change nothing; our own
-// mistakes are CHECKs.
+// engine are the caller's. Failure: Open, Resume and Extend answer false and change nothing; our
+// own mistakes are CHECKs.
 #pragma once
 
 #include <deque>
@@ -139,14 +139,14 @@ class KvStore {
 
   const KvPools pools_;
   TransferEngine* const transfers_;
-  KvManager device_;                // frames; tables: 2 id shared blocks, 2 id + 1 private frames
-  std::optional<KvManager> host_;   // host blocks; tables: id
+  KvManager device_;               // frames; tables: 2 id shared blocks, 2 id + 1 private frames
+  std::optional<KvManager> host_;  // host blocks; tables: id
   PageCheck page_check_;
   Sequences open_;
   Sequences saved_;
   Sequences closing_;
   std::map<SequenceId, int> computed_tokens_;  // of saved sequences
-  std::deque<Ticket> in_flight_;  // oldest first; some may be done
+  std::deque<Ticket> in_flight_;               // oldest first; some may be done
 };
 
 template <class PageOf>

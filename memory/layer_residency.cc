@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::memory {
 namespace {
@@ -24,8 +24,8 @@ int StagingPages(const KvLayout& layout, const ResidencyLimits& limits) {
   return (2 * StagedPlaces(limits) + limits.fetch_blocks) * layout.num_kv_heads;
 }
 
-LayerResidency::LayerResidency(KvStore* store, const ResidencyLimits& limits,
-                               ResidencyStats* stats, const Clock* clock)
+LayerResidency::LayerResidency(KvStore* store, const ResidencyLimits& limits, ResidencyStats* stats,
+                               const Clock* clock)
     : store_(store),
       pools_(store->pools()),
       limits_(limits),
@@ -261,9 +261,8 @@ void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks) {
     AUGUR_CHECK(!plan_.must_wait);
     for (const SlotFetch& fetch : plan_.fetches) {
       ReadablePage(chunk_, chunk_layer_, head, fetch.block);  // its write has landed
-      copies_.push_back(
-          {pools_.host_page(chunk_->host_blocks[fetch.block], chunk_layer_, head),
-           FetchPage(head, fetch.slot), pools_.layout.page_bytes});
+      copies_.push_back({pools_.host_page(chunk_->host_blocks[fetch.block], chunk_layer_, head),
+                         FetchPage(head, fetch.slot), pools_.layout.page_bytes});
     }
     ApplySlotPlan(plan_, tile_wanted_, tile_, &group);
   }
@@ -301,18 +300,18 @@ void LayerResidency::EndChunk(std::span<const std::vector<int32_t>> working_set,
   chunk_ = nullptr;
 }
 
-void LayerResidency::QueueWrites(SequenceKv* kv, int layer, int end_block,
-                                 int first_block_in_chunk, int first_place) {
+void LayerResidency::QueueWrites(SequenceKv* kv, int layer, int end_block, int first_block_in_chunk,
+                                 int first_place) {
   if (!kv->writes_behind() || end_block <= kv->submitted_blocks[layer]) return;
   queued_writes_.push_back({kv, end_block, write_copies_.size()});
-  store_->AppendWrites(*kv, layer, kv->submitted_blocks[layer], end_block,
-                       [&](int head, int block) -> const std::byte* {
-                         const bool staged = first_place >= 0 && block >= first_block_in_chunk;
-                         return AppendPage(kv, layer, head, block,
-                                           staged ? first_place + block - first_block_in_chunk
-                                                  : -1);
-                       },
-                       &write_copies_);
+  store_->AppendWrites(
+      *kv, layer, kv->submitted_blocks[layer], end_block,
+      [&](int head, int block) -> const std::byte* {
+        const bool staged = first_place >= 0 && block >= first_block_in_chunk;
+        return AppendPage(kv, layer, head, block,
+                          staged ? first_place + block - first_block_in_chunk : -1);
+      },
+      &write_copies_);
   staged_queued_ |= first_place >= 0;
 }
 
@@ -320,8 +319,8 @@ void LayerResidency::SubmitWrites(int layer) {
   std::vector<Ticket> tickets;
   for (size_t i = 0; i < queued_writes_.size(); ++i) {
     const QueuedWrite& write = queued_writes_[i];
-    const size_t end = i + 1 < queued_writes_.size() ? queued_writes_[i + 1].first_copy
-                                                     : write_copies_.size();
+    const size_t end =
+        i + 1 < queued_writes_.size() ? queued_writes_[i + 1].first_copy : write_copies_.size();
     // Tickets of its own: when the sequence is released they are cancelled.
     tickets.clear();
     store_->Submit(TransferKind::kSpill,

@@ -13,8 +13,9 @@
 // prefill chunk, begins on a block edge, and works in the staging area, layer by layer: BeginChunk,
 // FetchTile as often as its rows need, EndChunk.
 //
-// Thread: the engine's. Ownership: none; store, stats and clock are the caller's. Memory is bounded
-// by ResidencyLimits and allocated at the start.
+// Thread: the engine's. Ownership: none; store, stats and clock are the caller's. Pages are
+// bounded by ResidencyLimits and allocated at the start; lists of copies keep the capacity that
+// they have grown to.
 #pragma once
 
 #include <array>
@@ -50,9 +51,9 @@ struct BlockRequest {
   SequenceKv* kv = nullptr;
   int position = 0;
   ForcedBlocks forced;
-  const int32_t* blocks = nullptr;      // [kv heads][stride], ascending
-  const int32_t* counts = nullptr;      // [kv heads]
-  const std::byte** pages = nullptr;    // [kv heads][stride], filled by Request
+  const int32_t* blocks = nullptr;    // [kv heads][stride], ascending
+  const int32_t* counts = nullptr;    // [kv heads]
+  const std::byte** pages = nullptr;  // [kv heads][stride], filled by Request
   int stride = 0;
 };
 
@@ -132,7 +133,7 @@ class LayerResidency {
   const int staged_places_;  // of one layer
 
   std::array<std::vector<LayerTickets>, 2> requests_;  // [kFetch, kPrefetch][layers]
-  std::array<std::vector<Ticket>, 2> staged_writes_;  // of the two halves of the staging area
+  std::array<std::vector<Ticket>, 2> staged_writes_;   // of the two halves of the staging area
   SlotPlan plan_;
   std::vector<PageCopy> copies_;
   std::vector<PageCopy> write_copies_;

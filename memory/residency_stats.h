@@ -41,14 +41,14 @@ struct ResidencyStats {
       Histogram(ShortLatencyBounds()), Histogram(ShortLatencyBounds()),
       Histogram(ShortLatencyBounds())};
 
-  // Blocks that had to come from the host in a decode step, by page: there when the layer asked, on
-  // the way, or only then asked for.
+  // Blocks that had to come from the host in a decode step, by page: asked for a layer ahead, and
+  // all of the layer's there when it wanted them or not; or only then asked for.
   Counter prefetch_hit{0};
   Counter prefetch_late{0};
   Counter prefetch_miss{0};
 
-  // Wanted blocks of decode steps that were in a slot: chosen by the token before, or kept in a
-  // spare slot since an earlier one.
+  // Blocks that scores chose in decode steps and that were in a slot: chosen by the token before,
+  // or kept in a spare slot since an earlier one.
   Counter resident_last{0};
   Counter resident_spare{0};
 
@@ -56,7 +56,7 @@ struct ResidencyStats {
   // counted. An LRU cache of n slots would have hit where this is at most n.
   Histogram stack_distance{PowerOfTwoBounds(4096)};
 
-  Counter attention_ns{0};  // time in attention, times the threads that compute
+  Counter attention_ns{0};   // time in attention, times the threads that compute
   Counter checked_pages{0};  // fetched pages whose hash was compared with the spilled one's
 };
 

@@ -29,16 +29,16 @@ struct PendingWrite {
 struct SequenceKv {
   SequenceId id = 0;
   KvDemand demand;
-  int num_slots = 0;  // demand.num_slots, or the blocks of a shorter sequence
-  std::vector<int32_t> frames;       // kDevice: of each block. kTiered: slot frames, then layer 0
-  std::vector<int32_t> key_frames;   // of each 32 blocks' compressed keys
+  int num_slots = 0;                // demand.num_slots, or the blocks of a shorter sequence
+  std::vector<int32_t> frames;      // kDevice: of each block. kTiered: slot frames, then layer 0
+  std::vector<int32_t> key_frames;  // of each 32 blocks' compressed keys
   std::vector<int32_t> partial_frames;  // of each 8 blocks' partial keys
   std::vector<int32_t> bias_frames;     // of each bias_frame_blocks() blocks' eviction biases
-  std::vector<int32_t> host_blocks;  // of each block; empty: nothing goes to the host
-  std::vector<int32_t> slot_blocks;  // [layers][kv heads][num_slots]
-  std::vector<int32_t> slot_stamps;  // likewise
-  int keyed_blocks = 0;              // blocks whose compressed keys are on the device
-  int biased_blocks = 0;             // blocks whose eviction biases are
+  std::vector<int32_t> host_blocks;     // of each block; empty: nothing goes to the host
+  std::vector<int32_t> slot_blocks;     // [layers][kv heads][num_slots]
+  std::vector<int32_t> slot_stamps;     // likewise
+  int keyed_blocks = 0;                 // blocks whose compressed keys are on the device
+  int biased_blocks = 0;                // blocks whose eviction biases are
 
   // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
   std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens
@@ -56,7 +56,8 @@ struct SequenceKv {
   int late_first = 0;                 // block of late_keys[0]
 
   int landed_everywhere() const {
-    return landed_blocks.empty() ? 0 : *std::min_element(landed_blocks.begin(), landed_blocks.end());
+    return landed_blocks.empty() ? 0
+                                 : *std::min_element(landed_blocks.begin(), landed_blocks.end());
   }
 
   bool tiered() const { return demand.residency == Residency::kTiered; }

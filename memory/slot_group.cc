@@ -47,9 +47,8 @@ void PlanSlots(const SlotGroup& group, std::span<const int32_t> wanted, int land
   }
   for (size_t entry = 0; entry < wanted.size(); ++entry) {
     if (plan->entry_slots[entry] >= 0) continue;
-    const int victim = PickVictim(group, [&](int slot) {
-      return !taken[slot] && group.blocks[slot] < landed_blocks;
-    });
+    const int victim = PickVictim(
+        group, [&](int slot) { return !taken[slot] && group.blocks[slot] < landed_blocks; });
     if (victim < 0) {
       plan->must_wait = true;
       return;

@@ -27,9 +27,9 @@ struct SlotFetch {
 };
 
 struct SlotPlan {
-  std::vector<int> entry_slots;     // slot of each wanted block, in order
-  std::vector<SlotFetch> fetches;   // blocks to copy into slots, victims already chosen
-  int hits = 0;                     // wanted blocks that were resident
+  std::vector<int> entry_slots;    // slot of each wanted block, in order
+  std::vector<SlotFetch> fetches;  // blocks to copy into slots, victims already chosen
+  int hits = 0;                    // wanted blocks that were resident
   // Too few victims: every slot is wanted or holds a block whose write has not landed. The plan is
   // void; wait for a write and plan again.
   bool must_wait = false;

@@ -18,7 +18,7 @@
 
 namespace augur::memory {
 
-using Ticket = uint64_t;  // rises with submission
+using Ticket = uint64_t;                // rises with submission
 inline constexpr Ticket kNoTicket = 0;  // always done
 
 // What a copy is for; lower values go first.
@@ -45,10 +45,10 @@ struct TransferCounts {
 
 struct TransferStats {
   std::array<TransferCounts, static_cast<size_t>(TransferKind::kCount)> by_kind;
-  int64_t busy_ns = 0;        // summed over copying units (threads; CTAs on CUDA)
-  int units_busy = 0;         // now
-  int units = 0;              // at hand
-  int queued_copies = 0;      // now, not begun
+  int64_t busy_ns = 0;           // summed over copying units (threads; CTAs on CUDA)
+  int units_busy = 0;            // now
+  int units = 0;                 // at hand
+  int queued_copies = 0;         // now, not begun
   int64_t oldest_queued_ns = 0;  // age of the oldest copy that has not begun; 0 when there is none
 };
 

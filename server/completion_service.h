@@ -15,10 +15,10 @@
 #include <memory>
 
 #include "augur/v1/completions.grpc.pb.h"
+#include "engine/engine_stats.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "memory/base/clock.h"
 #include "server/completion_stream.h"
-#include "engine/engine_stats.h"
 #include "server/deployment.h"
 #include "server/front_stats.h"
 #include "server/router.h"

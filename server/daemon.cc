@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 #include "server/config_values.h"
 #include "server/port_file.h"
 #include "server/quote.h"
@@ -234,15 +234,14 @@ ExitCode Daemon::Listen() {
 
 ExitCode Daemon::LoadModel() {
   backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
-  auto model =
-      engine::LoadModel(backend_.get(), &clock_,
-                        {.folder = config_.model,
-                         .max_context = static_cast<int>(config_.context),
-                         .kv = KvOptionsOf(config_),
-                         .attention = AttentionOf(config_),
-                         .compute_threads = static_cast<int>(config_.threads),
-                         .max_batch = static_cast<int>(config_.batch),
-                         .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
+  auto model = engine::LoadModel(backend_.get(), &clock_,
+                                 {.folder = config_.model,
+                                  .max_context = static_cast<int>(config_.context),
+                                  .kv = KvOptionsOf(config_),
+                                  .attention = AttentionOf(config_),
+                                  .compute_threads = static_cast<int>(config_.threads),
+                                  .max_batch = static_cast<int>(config_.batch),
+                                  .max_batched_tokens = static_cast<int>(config_.batched_tokens)});
   if (!model.ok()) return Fail(model.status());
   StartEngine(*std::move(model));
   return kExitClean;
@@ -254,9 +253,9 @@ void Daemon::StartEngine(engine::LoadedModel model) {
   kv_ = std::move(model.kv);
   tokenizer_ = std::move(model.tokenizer);
   const engine::EngineOptions options = EngineOptionsOf(config_, model);
-  engine_ = std::make_unique<engine::Engine>(options, model.info.eos_token_ids,
-                                             std::move(model.runner), kv_->store(),
-                                             tokenizer_.get(), &clock_);
+  engine_ =
+      std::make_unique<engine::Engine>(options, model.info.eos_token_ids, std::move(model.runner),
+                                       kv_->store(), tokenizer_.get(), &clock_);
   entry_ = std::make_unique<DirectEntry>(engine_.get());
   intake_ = std::make_unique<TextIntake>(
       TextIntakeOptions{.threads = static_cast<int>(config_.intake_threads),
@@ -274,14 +273,14 @@ void Daemon::StartEngine(engine::LoadedModel model) {
                     .stats = &front_,
                     .clock = &clock_,
                     .limits = LimitsOf(config_)};
-  metrics_->SetModel({.name = config_.served_name,
-                      .stats = &engine_->stats(),
-                      .num_blocks = kv_->store()->pools().num_frames,
-                      .block_bytes =
-                          static_cast<int64_t>(kv_->store()->pools().layout.frame_bytes()),
-                      .tiers = kv_->stats(),
-                      .transfers = kv_->transfers(),
-                      .max_context = options.max_context});
+  metrics_->SetModel(
+      {.name = config_.served_name,
+       .stats = &engine_->stats(),
+       .num_blocks = kv_->store()->pools().num_frames,
+       .block_bytes = static_cast<int64_t>(kv_->store()->pools().layout.frame_bytes()),
+       .tiers = kv_->stats(),
+       .transfers = kv_->transfers(),
+       .max_context = options.max_context});
   watchdog_ = std::make_unique<LivenessWatchdog>(
       [this] { return engine_->StalledNs(); }, config_.stall_limit_ns, kWatchdogPeriodNs, &health_);
 }
@@ -326,16 +325,16 @@ void Daemon::LogReady(const engine::ModelInfo& info) const {
 void Daemon::LogKv() const {
   const memory::KvPools& pools = kv_->store()->pools();
   const KvDescription& kv = model_.deployment.kv;
-  spdlog::info("kv residency={} frames={} frame_bytes={} host_blocks={} host_block_bytes={} "
-               "staging_bytes={} slots={} full_context={}",
-               kv.residency, pools.num_frames, kv.frame_bytes, pools.num_host_blocks,
-               kv.host_block_bytes, pools.num_staging_pages * pools.layout.page_bytes, kv.slots,
-               Quoted(kv.full_context));
+  spdlog::info(
+      "kv residency={} frames={} frame_bytes={} host_blocks={} host_block_bytes={} "
+      "staging_bytes={} slots={} full_context={}",
+      kv.residency, pools.num_frames, kv.frame_bytes, pools.num_host_blocks, kv.host_block_bytes,
+      pools.num_staging_pages * pools.layout.page_bytes, kv.slots, Quoted(kv.full_context, 512));
   if (kv.full_context_fits) return;
-  spdlog::warn("a request as long as the context of {} tokens takes more than the pools have: longer "
-               "ones are refused; raise kv_bytes{} or lower context",
-               engine_->options().max_context,
-               pools.num_host_blocks > 0 ? ", host_kv_bytes" : "");
+  spdlog::warn(
+      "a request as long as the context of {} tokens takes more than the pools have and would be "
+      "refused, with the numbers; raise kv_bytes{} or lower context",
+      engine_->options().max_context, pools.num_host_blocks > 0 ? ", host_kv_bytes" : "");
 }
 
 void Daemon::Drain() {

@@ -34,25 +34,25 @@ inline constexpr char kContextTokens[] = "augur_context_tokens";
 
 inline constexpr char kSavedRequests[] = "augur_saved_requests_total";
 
-inline constexpr char kTransferWait[] = "augur_transfer_wait_seconds";        // {cause}
-inline constexpr char kTransferBytes[] = "augur_transfer_bytes_total";        // {direction,kind}
-inline constexpr char kTransferCopies[] = "augur_transfer_copies_total";      // {direction,kind}
+inline constexpr char kTransferWait[] = "augur_transfer_wait_seconds";    // {cause}
+inline constexpr char kTransferBytes[] = "augur_transfer_bytes_total";    // {direction,kind}
+inline constexpr char kTransferCopies[] = "augur_transfer_copies_total";  // {direction,kind}
 inline constexpr char kTransferQueue[] = "augur_transfer_queued_copies";
 inline constexpr char kTransferOldest[] = "augur_transfer_oldest_queued_seconds";
-inline constexpr char kTransferCtas[] = "augur_transfer_ctas";                // {state}
-inline constexpr char kCtaSeconds[] = "augur_cta_seconds_total";              // {role}
-inline constexpr char kPrefetchBlocks[] = "augur_prefetch_blocks_total";      // {result}
-inline constexpr char kKvSlots[] = "augur_kv_slots";                          // {tier,state}
+inline constexpr char kTransferCtas[] = "augur_transfer_ctas";            // {state}
+inline constexpr char kCtaSeconds[] = "augur_cta_seconds_total";          // {role}
+inline constexpr char kPrefetchBlocks[] = "augur_prefetch_blocks_total";  // {result}
+inline constexpr char kKvSlots[] = "augur_kv_slots";                      // {tier,state}
 inline constexpr char kKvChosen[] = "augur_kv_chosen_blocks_total";
 inline constexpr char kKvReused[] = "augur_kv_reused_blocks_total";
-inline constexpr char kKvResident[] = "augur_kv_resident_blocks_total";       // {since}
+inline constexpr char kKvResident[] = "augur_kv_resident_blocks_total";  // {since}
 inline constexpr char kKvStackDistance[] = "augur_kv_stack_distance_blocks";
 inline constexpr char kForecastRecall[] = "augur_forecast_recall_blocks_total";  // {result}
 inline constexpr char kCheckedPages[] = "augur_checked_pages_total";
-inline constexpr char kLayerWait[] = "augur_layer_wait_seconds_total";        // {layer}
-inline constexpr char kLayerChosen[] = "augur_layer_chosen_blocks_total";     // {layer}
-inline constexpr char kLayerReused[] = "augur_layer_reused_blocks_total";     // {layer}
-inline constexpr char kLayerFetched[] = "augur_layer_fetched_blocks_total";   // {layer}
+inline constexpr char kLayerWait[] = "augur_layer_wait_seconds_total";       // {layer}
+inline constexpr char kLayerChosen[] = "augur_layer_chosen_blocks_total";    // {layer}
+inline constexpr char kLayerReused[] = "augur_layer_reused_blocks_total";    // {layer}
+inline constexpr char kLayerFetched[] = "augur_layer_fetched_blocks_total";  // {layer}
 
 inline constexpr char kSteps[] = "augur_steps_total";
 inline constexpr char kStepSeconds[] = "augur_step_seconds";

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 #include "server/family_writer.h"
 #include "server/metric_names.h"
 #include "server/request_log.h"
@@ -51,7 +51,9 @@ void AppendTokens(const engine::EngineStats& stats, FamilyWriter* out) {
 void AppendBlocks(const ExportedModel& model, FamilyWriter* out) {
   namespace names = metric_names;
   const engine::EngineStats& stats = *model.stats;
-  out->Begin(names::kKvBlocks, "Frames of the device pool (a block of 64 tokens in all layers each) by state.", MetricType::Gauge);
+  out->Begin(names::kKvBlocks,
+             "Frames of the device pool (a block of 64 tokens in all layers each) by state.",
+             MetricType::Gauge);
   out->Sample(static_cast<double>(stats.blocks_held), {{"state", "held"}});
   out->Sample(static_cast<double>(stats.blocks_cached), {{"state", "cached"}});
   out->Sample(static_cast<double>(stats.blocks_free), {{"state", "free"}});

@@ -1,5 +1,5 @@
-// FrontStats, EngineStats and the tiers' stats as Prometheus families. Used by server/metrics_exporter.cc and its
-// test.
+// FrontStats, EngineStats and the tiers' stats as Prometheus families. Used by
+// server/metrics_exporter.cc and its test.
 //
 // Thread: any; reads atomics only.
 // Failure: none.

@@ -289,10 +289,9 @@ Status CheckAttention(const v1::AttentionOptions& options, const Deployment& dep
   const int least = choice.budget.init + choice.budget.local;
   if (options.top_k_blocks() < static_cast<uint32_t>(least) ||
       options.top_k_blocks() > static_cast<uint32_t>(deployment.max_top_k_blocks)) {
-    return InvalidArgumentError(StrCat("attention.top_k_blocks: expected ", least,
-                                       " (init_blocks + local_blocks) to ",
-                                       deployment.max_top_k_blocks,
-                                       " (max_top_k_blocks), found ", options.top_k_blocks()));
+    return InvalidArgumentError(
+        StrCat("attention.top_k_blocks: expected ", least, " (init_blocks + local_blocks) to ",
+               deployment.max_top_k_blocks, " (max_top_k_blocks), found ", options.top_k_blocks()));
   }
   choice.budget.top_k = static_cast<int>(options.top_k_blocks());
   return OkStatus();

@@ -230,27 +230,29 @@ Key PolicyKey(const char* name, const char* meaning,
 }
 
 Key ResidencyKey() {
-  return {"residency",
-          "where KV lives: device, tiered (host pool, the device a cache of it) or auto (the device "
-          "while it lasts)",
-          [](const std::string& text, ServerConfig* config) -> std::string {
-            const auto mode = engine::ResidencyNamed(text);
-            if (!mode) return "expected device, tiered or auto";
-            config->residency = *mode;
-            return {};
-          },
-          [](const ServerConfig& config) { return engine::NameOf(config.residency); }};
+  return {
+      "residency",
+      "where KV lives: device, tiered (host pool, the device a cache of it) or auto (the device "
+      "while it lasts)",
+      [](const std::string& text, ServerConfig* config) -> std::string {
+        const auto mode = engine::ResidencyNamed(text);
+        if (!mode) return "expected device, tiered or auto";
+        config->residency = *mode;
+        return {};
+      },
+      [](const ServerConfig& config) { return engine::NameOf(config.residency); }};
 }
 
 std::vector<Key> AttentionKeys() {
   using C = ServerConfig;
   constexpr int64_t kMostBlocks = 1 << 18;
   return {
-      PolicyKey("prefill_policy", "blocks that prompt tokens attend to: dense, sparse or forecast; auto: sparse where the "
-                "model has a sparse_config, else dense",
-                &C::prefill_policy),
-      PolicyKey("decode_policy",
-                "blocks that generated tokens attend to: likewise, or infinigen",
+      PolicyKey(
+          "prefill_policy",
+          "blocks that prompt tokens attend to: dense, sparse or forecast; auto: sparse where the "
+          "model has a sparse_config, else dense",
+          &C::prefill_policy),
+      PolicyKey("decode_policy", "blocks that generated tokens attend to: likewise, or infinigen",
                 &C::decode_policy),
       BoolKey("policy_override", "requests may choose another policy that is available",
               &C::policy_override),
@@ -285,10 +287,11 @@ std::vector<Key> TierKeys() {
       BytesKey("host_kv_bytes",
                "memory for the host pool; half of this machine's, at most 4GiB, unless set",
                &C::host_kv_bytes, 0, int64_t{1} << 46),
-      AutoIntegerKey("spare_slots",
-                     "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; "
-                     "auto: top_k_blocks",
-                     &C::spare_slots, 0, 1 << 18),
+      AutoIntegerKey(
+          "spare_slots",
+          "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; "
+          "auto: top_k_blocks",
+          &C::spare_slots, 0, 1 << 18),
       IntegerKey("staging_blocks",
                  "device blocks that a prefill chunk works in, a multiple of 16, at least "
                  "max_top_k_blocks; 0: 64, or that",
@@ -298,9 +301,11 @@ std::vector<Key> TierKeys() {
       IntegerKey("copy_threads", "threads that copy between the pools", &C::copy_threads, 1, 64),
       IntegerKey("transfer_queue", "copies that may wait for them", &C::transfer_queue, 16384,
                  1 << 20),
-      BytesKey("link_bytes_per_second", "imitate a link of this rate each way; 0B: none",
+      BytesKey("link_bytes_per_second",
+               "imitate a link of this rate each way, at least 1MiB; 0B: none",
                &C::link_bytes_per_second, 0, int64_t{1} << 46),
-      IntegerKey("link_pages_per_second", "and of this many pages a second; 0: no limit",
+      IntegerKey("link_pages_per_second",
+                 "and of this many pages a second, at least 100; 0: no limit",
                  &C::link_pages_per_second, 0, 1 << 30),
       DurationKey("link_latency", "and with this delay", &C::link_latency_ns, 0, kSecond),
       IntegerKey("page_check",
@@ -448,7 +453,22 @@ std::string FolderName(const std::string& folder) {
   return name.empty() ? "model" : name;
 }
 
+// A step waits for its copies: a link that needs minutes for them would hold up everything else.
+absl::Status CheckLink(const ServerConfig& config) {
+  if (config.link_bytes_per_second != 0 && config.link_bytes_per_second < 1 << 20) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("link_bytes_per_second: expected 0B or at least 1MiB, found ",
+                     FormatBytes(config.link_bytes_per_second)));
+  }
+  if (config.link_pages_per_second != 0 && config.link_pages_per_second < 100) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "link_pages_per_second: expected 0 or at least 100, found ", config.link_pages_per_second));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillTiers(const MachineLimits& machine, ServerConfig* config) {
+  if (absl::Status link = CheckLink(*config); !link.ok()) return link;
   if (config->residency == engine::ResidencyMode::kDevice) return absl::OkStatus();
   if (config->host_kv_bytes == 0) {
     config->host_kv_bytes =

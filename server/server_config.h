@@ -34,14 +34,14 @@ struct ServerConfig {
   std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
   bool prefix_cache = true;
   engine::ResidencyMode residency = engine::ResidencyMode::kDevice;
-  int64_t host_kv_bytes = 0;      // set from the machine when not given and there is a host pool
+  int64_t host_kv_bytes = 0;  // set from the machine when not given and there is a host pool
   std::optional<int64_t> spare_slots;  // unset: as many as top_k_blocks
   int64_t staging_blocks = 0;          // 0: 64, or max_top_k_blocks where that is more
   bool prefetch = true;
   int64_t copy_threads = 1;
-  int64_t transfer_queue = 65'536;      // copies
-  int64_t link_bytes_per_second = 0;    // 0: as fast as memory
-  int64_t link_pages_per_second = 0;    // 0: no limit
+  int64_t transfer_queue = 65'536;    // copies
+  int64_t link_bytes_per_second = 0;  // 0: as fast as memory
+  int64_t link_pages_per_second = 0;  // 0: no limit
   int64_t link_latency_ns = 0;
   int64_t page_check = 0;
   int64_t recall_every = 64;

@@ -35,8 +35,10 @@ void AppendTransfers(const memory::TransferStats& stats, FamilyWriter* out) {
     out->Sample(static_cast<double>(stats.by_kind[i].finished_bytes),
                 {{"direction", kKinds[i].direction}, {"kind", kKinds[i].kind}});
   }
-  out->Begin(names::kTransferCopies, "Copies between the pools: a page or the compressed keys of a "
-             "block each.", MetricType::Counter);
+  out->Begin(names::kTransferCopies,
+             "Copies between the pools: a page or the compressed keys of a "
+             "block each.",
+             MetricType::Counter);
   for (size_t i = 0; i < kKinds.size(); ++i) {
     out->Sample(static_cast<double>(stats.by_kind[i].finished_copies),
                 {{"direction", kKinds[i].direction}, {"kind", kKinds[i].kind}});
@@ -51,10 +53,11 @@ void AppendTransfers(const memory::TransferStats& stats, FamilyWriter* out) {
 }
 
 void AppendWaits(const memory::ResidencyStats& tiers, FamilyWriter* out) {
-  out->Begin(names::kTransferWait,
-             "Time that a layer waited for blocks, by cause: foretold but late, fetched on need, the "
-             "first layer that is not resident.",
-             MetricType::Histogram);
+  out->Begin(
+      names::kTransferWait,
+      "Time that a layer waited for blocks, by cause: foretold but late, fetched on need, the "
+      "first layer that is not resident.",
+      MetricType::Histogram);
   for (size_t i = 0; i < kCauses.size(); ++i) {
     out->Buckets(tiers.wait_seconds[i], {{"cause", kCauses[i]}});
   }
@@ -77,7 +80,8 @@ void AppendChoices(const memory::ResidencyStats& tiers, FamilyWriter* out) {
   }
   out->Counter(names::kKvChosen, "Blocks that scores chose in tiered decode steps.", chosen);
   out->Counter(names::kKvReused, "Of those, chosen by the token before as well.", reused);
-  out->Begin(names::kKvResident, "Chosen blocks that were on the device, by when they were last used.",
+  out->Begin(names::kKvResident,
+             "Chosen blocks that were on the device, by when they were last used.",
              MetricType::Counter);
   out->Sample(static_cast<double>(tiers.resident_last), {{"since", "last_token"}});
   out->Sample(static_cast<double>(tiers.resident_spare), {{"since", "earlier"}});

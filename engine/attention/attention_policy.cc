@@ -41,8 +41,8 @@ std::string AttentionChoice::Fingerprint() const {
 absl::StatusOr<ResolvedAttention> ResolveAttention(const AttentionSettings& settings,
                                                    const std::optional<SparseConfig>& model) {
   const AttentionChoice built_in;
-  const SparseConfig base = model.value_or(
-      SparseConfig{.budget = built_in.budget, .dense_len = built_in.dense_len});
+  const SparseConfig base =
+      model.value_or(SparseConfig{.budget = built_in.budget, .dense_len = built_in.dense_len});
   // A model that was trained to select does so unless told otherwise.
   const AttentionPolicy policy = model ? AttentionPolicy::kSparse : AttentionPolicy::kDense;
   ResolvedAttention resolved;
@@ -76,11 +76,11 @@ absl::StatusOr<ResolvedAttention> ResolveAttention(const AttentionSettings& sett
     return absl::InvalidArgumentError(
         "decode_policy: infinigen needs infinigen_basis, a file that augur-infinigen-basis makes");
   }
-  for (const auto& [key, chosen] : {std::pair{"prefill_policy", choice.prefill},
-                                    std::pair{"decode_policy", choice.decode}}) {
+  for (const auto& [key, chosen] :
+       {std::pair{"prefill_policy", choice.prefill}, std::pair{"decode_policy", choice.decode}}) {
     if (chosen != AttentionPolicy::kForecast || !settings.forecast_heads.empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(key, ": forecast needs forecast_heads, a file that augur-train-forecast makes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        key, ": forecast needs forecast_heads, a file of trained heads (augur-train-forecast)"));
   }
   return resolved;
 }

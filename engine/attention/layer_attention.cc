@@ -10,7 +10,6 @@
 namespace augur::engine {
 namespace {
 
-using kernels::kAttentionGroupBlocks;
 using kernels::kBlockTokens;
 using memory::SequenceKv;
 
@@ -88,8 +87,7 @@ void LayerWorker::AddResidentList(const Piece& piece, int layer) {
                                  .list_stride = blocks});
   for (int head = 0; head < options_.num_kv_heads; ++head) {
     for (int block = 0; block < blocks; ++block) {
-      list_pages_.push_back(
-          piece.segment->kv->resident_page(store_->pools(), layer, head, block));
+      list_pages_.push_back(piece.segment->kv->resident_page(store_->pools(), layer, head, block));
     }
   }
 }
@@ -161,7 +159,7 @@ void LayerWorker::AttendStream(const Piece& piece, int layer, const float* qkv, 
     kernels::PagedAttentionParams params = AttentionParams(qkv, attended);
     params.first_entry = first;
     params.end_entry = first + window;
-    params.states = states_;
+    params.states = states_.data();
     backend_->PagedAttention(params);
     backend_->Synchronize();
   }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -22,6 +20,7 @@ int FirstBlock(const kernels::Segment& rows) { return rows.first_position / kBlo
 int EndBlock(const kernels::Segment& rows) {
   return (rows.first_position + rows.num_rows - 1) / kBlockTokens + 1;
 }
+int BlocksOf(int tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 // Blocks that are full once the rows are in.
 int CompleteBlocks(const kernels::Segment& rows) {
   return (rows.first_position + rows.num_rows) / kBlockTokens;
@@ -56,7 +55,7 @@ LayerWorker::LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& op
                   .max_segments = options.max_segments,
                   .fetch_blocks = options.fetch_blocks},
                  stats, clock),
-      stride_(std::max(1, options.max_top_k)),
+      stride_(std::clamp(options.max_top_k, 2, std::max(2, BlocksOf(options.max_context)))),
       tile_blocks_(options.num_kv_heads),
       grown_blocks_(options.num_kv_heads) {
   AUGUR_CHECK(options.fetch_blocks % kAttentionGroupBlocks == 0);
@@ -66,26 +65,33 @@ LayerWorker::~LayerWorker() {
   for (void* allocation : allocations_) backend_->Free(allocation);
 }
 
+template <class Element>
+bool LayerWorker::Reserve(size_t count, std::span<Element>* to) {
+  void* data = backend_->Allocate(count * sizeof(Element));
+  if (data == nullptr) return false;
+  allocations_.push_back(data);
+  *to = {static_cast<Element*>(data), count};
+  return true;
+}
+
 absl::Status LayerWorker::Allocate() {
   const size_t rows = options_.max_rows;
+  const size_t heads = options_.num_kv_heads;
   const size_t state_floats = kernels::AttentionStateFloats(options_.head_dim);
-  const auto allocate = [&](size_t floats, float** to) {
-    *to = static_cast<float*>(backend_->Allocate(floats * sizeof(float)));
-    if (*to != nullptr) allocations_.push_back(*to);
-    return *to != nullptr;
-  };
-  bool fits = allocate(rows * options_.num_q_heads * state_floats, &states_);
-  for (float*& forecast : forecasts_) fits = fits && allocate(rows * options_.kv_width(), &forecast);
+  bool fits = Reserve(rows * options_.num_q_heads * state_floats, &states_);
+  for (std::span<float>& forecast : forecasts_) {
+    fits = fits && Reserve(rows * options_.kv_width(), &forecast);
+  }
+  for (Selection* selection : {&selections_[0], &selections_[1], &recall_}) {
+    fits = fits && Reserve(rows * heads * stride_, &selection->blocks) &&
+           Reserve(rows * heads, &selection->counts) &&
+           Reserve(rows * heads * stride_, &selection->pages);
+    if (has_biases()) fits = fits && Reserve(rows * heads * stride_, &selection->biases);
+  }
   if (!fits) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for attention states of ", rows, " rows (batched_tokens)"));
-  }
-  const size_t heads = options_.num_kv_heads;
-  for (Selection* selection : {&selections_[0], &selections_[1], &recall_}) {
-    selection->blocks.resize(rows * heads * stride_);
-    selection->counts.resize(rows * heads);
-    selection->pages.resize(rows * heads * stride_);
-    if (has_biases()) selection->biases.resize(rows * heads * stride_);
+        absl::StrCat("no memory for the attention of ", rows, " rows over ", stride_,
+                     " blocks each (batched_tokens, max_top_k_blocks)"));
   }
   if (options_.infinigen.basis != nullptr) AUGUR_RETURN_IF_ERROR(CreateInfinigen());
   const size_t segments = options_.max_segments;
@@ -167,8 +173,8 @@ void LayerWorker::RestoreKeys(const StepSegment& segment) {
     std::vector<std::byte*> targets;
     for (int block = first - 1; block < end; ++block) {
       for (int head = 0; head < options_.num_kv_heads; ++head) {
-        sources.push_back(
-            block < 0 ? nullptr : kv->resident_page(store_->pools(), layer, head, block));
+        sources.push_back(block < 0 ? nullptr
+                                    : kv->resident_page(store_->pools(), layer, head, block));
         if (block < first) continue;
         targets.push_back(kv->block_keys(store_->pools(), layer, head, block));
       }
@@ -222,9 +228,8 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
     const Staging& staging = staging_[i];
     append_segments_.push_back({segment.rows, append_pages_.data() + append_pages_.size()});
     for (int block = FirstBlock(segment.rows); block < EndBlock(segment.rows); ++block) {
-      const int place = staging.first_place < 0
-                            ? -1
-                            : staging.first_place + block - staging.first_block;
+      const int place =
+          staging.first_place < 0 ? -1 : staging.first_place + block - staging.first_block;
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         append_pages_.push_back(residency_.AppendPage(segment.kv, layer, head, block, place));
       }
@@ -251,9 +256,8 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
     backend_->Synchronize();
     const float* from = qkv + options_.q_width() + 2 * options_.kv_width();
     for (int row = 0; row < rows_; ++row) {
-      std::memcpy(forecasts_[layer % 2] + size_t(row) * options_.kv_width(),
-                  from + size_t(row) * options_.row_stride(),
-                  sizeof(float) * options_.kv_width());
+      std::memcpy(forecasts_[layer % 2].data() + size_t(row) * options_.kv_width(),
+                  from + size_t(row) * options_.row_stride(), sizeof(float) * options_.kv_width());
     }
   }
   Compress(layer);
@@ -275,14 +279,13 @@ void LayerWorker::Compress(int layer) {
     const bool reads_previous = first > 0 && offset < kernels::kWindowStride &&
                                 offset + segment.rows.num_rows >= kernels::kWindowStride;
     for (int head = 0; head < options_.num_kv_heads; ++head) {
-      source_pages_.push_back(
-          reads_previous ? residency_.ReadablePage(kv, layer, head, first - 1) : nullptr);
+      source_pages_.push_back(reads_previous ? residency_.ReadablePage(kv, layer, head, first - 1)
+                                             : nullptr);
     }
     const Staging& staging = staging_[i];
     for (int block = first; block < end; ++block) {
-      const int place = staging.first_place < 0
-                            ? -1
-                            : staging.first_place + block - staging.first_block;
+      const int place =
+          staging.first_place < 0 ? -1 : staging.first_place + block - staging.first_block;
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         source_pages_.push_back(residency_.AppendPage(kv, layer, head, block, place));
         key_targets_.push_back(kv->block_keys(store_->pools(), layer, head, block));
@@ -300,7 +303,7 @@ void LayerWorker::Compress(int layer) {
 bool LayerWorker::ChoosesAhead(const Piece& piece, int layer) const {
   const bool foretold =
       piece.policy == AttentionPolicy::kForecast || piece.policy == AttentionPolicy::kInfinigen;
-  return foretold && piece.ahead() && layer > 0;
+  return foretold && piece.in_slots() && layer > 0;
 }
 
 bool LayerWorker::ChoosesNow(const Piece& piece, int layer) const {
@@ -318,7 +321,7 @@ void LayerWorker::GatherSelection(int layer, const Wanted& wanted, bool partial)
     const SequenceKv& kv = *piece.segment->kv;
     const std::vector<int32_t>& frames = partial ? kv.partial_frames : kv.key_frames;
     const int pages = (EndBlock(piece.rows) + page_blocks - 1) / page_blocks;
-    const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+    const kernels::SelectionBudget budget = BudgetOf(piece);
     kernels::SelectSegment segment{.rows = piece.rows,
                                    .budget = budget,
                                    .key_pages = key_pages_.data() + key_pages_.size(),
@@ -405,7 +408,7 @@ void LayerWorker::SelectAhead(int layer) {
         [&](const Piece& piece) {
           return ChoosesAhead(piece, next) && piece.policy == AttentionPolicy::kForecast;
         },
-        AttentionPolicy::kForecast, forecasts_[layer % 2], options_.kv_width(),
+        AttentionPolicy::kForecast, forecasts_[layer % 2].data(), options_.kv_width(),
         &selections_[next % 2]);
     SelectInfinigen(
         next, [&](const Piece& piece) { return ChoosesAhead(piece, next); },
@@ -427,7 +430,7 @@ void LayerWorker::SelectNow(int layer, const float* qkv) {
       AttentionPolicy::kSparse, qkv, options_.row_stride(), selection);
   // Layer 0 has heads of its own; a later one takes what the layer before foretold.
   const float* forecast = layer == 0 ? qkv + options_.q_width() + 3 * options_.kv_width()
-                                     : forecasts_[(layer - 1) % 2];
+                                     : forecasts_[(layer - 1) % 2].data();
   Select(
       layer,
       [&](const Piece& piece) {
@@ -449,17 +452,17 @@ void LayerWorker::Request(int layer, TransferKind kind) {
   requests_.clear();
   Selection& selection = selections_[layer % 2];
   for (const Piece& piece : pieces_) {
-    if (!piece.ahead() || !piece.selects()) continue;
+    if (!piece.in_slots() || !piece.selects()) continue;
     if ((options_.prefetch && ChoosesAhead(piece, layer)) != wants_ahead) continue;
     const size_t at = list_at(piece.rows.first_row, 0);
-    requests_.push_back({.kv = piece.segment->kv,
-                         .position = piece.rows.first_position,
-                         .forced = ForcedOf(*piece.segment),
-                         .blocks = selection.blocks.data() + at,
-                         .counts = selection.counts.data() +
-                                   size_t(piece.rows.first_row) * options_.num_kv_heads,
-                         .pages = selection.pages.data() + at,
-                         .stride = stride_});
+    requests_.push_back(
+        {.kv = piece.segment->kv,
+         .position = piece.rows.first_position,
+         .forced = ForcedOf(*piece.segment),
+         .blocks = selection.blocks.data() + at,
+         .counts = selection.counts.data() + size_t(piece.rows.first_row) * options_.num_kv_heads,
+         .pages = selection.pages.data() + at,
+         .stride = stride_});
   }
   if (!requests_.empty()) residency_.Request(layer, kind, requests_);
 }
@@ -499,8 +502,9 @@ std::span<const int32_t> LayerWorker::chosen(int layer, int row, int kv_head) co
     if (row < piece.rows.first_row || row >= piece.rows.first_row + piece.rows.num_rows) continue;
     if (!piece.selects()) return {};
   }
-  return std::span(selection.blocks)
-      .subspan(list_at(row, kv_head), selection.counts[size_t(row) * options_.num_kv_heads + kv_head]);
+  return std::span<const int32_t>(selection.blocks)
+      .subspan(list_at(row, kv_head),
+               selection.counts[size_t(row) * options_.num_kv_heads + kv_head]);
 }
 
 }  // namespace augur::engine

@@ -1,5 +1,6 @@
 // Attention of one layer after another for all rows of a step, whatever their policies and wherever
-// their KV lies: what design section 5 calls steps 5 to 7. The order within layer l:
+// their KV lies: stops 6a to 6c of README, "Life of
+// a token". The order within layer l:
 //
 //   1. RoPE, append k and v, compress the windows that the new rows complete; NOSA's eviction
 //      biases, which every list of pages then carries; InfiniGen's sums and partial keys
@@ -22,6 +23,7 @@
 // caller's. Failure: Create names size and knob; a step cannot fail.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
@@ -65,10 +67,10 @@ struct LayerWorkerOptions {
   int max_rows = 0;
   int max_segments = 0;
   int max_context = 0;
-  int max_top_k = 0;      // of any request
-  int fetch_blocks = 0;   // staging, see memory::ResidencyLimits; a multiple of 16
-  bool prefetch = true;   // false: choices made ahead are fetched on need
-  int recall_every = 0;   // steps between measurements of the Forecast's recall; 0: never
+  int max_top_k = 0;     // of any request
+  int fetch_blocks = 0;  // staging, see memory::ResidencyLimits; a multiple of 16
+  bool prefetch = true;  // false: choices made ahead are fetched on need
+  int recall_every = 0;  // steps between measurements of the Forecast's recall; 0: never
   int compute_threads = 1;
   const float* cos = nullptr;  // [max_context, head_dim / 2]
   const float* sin = nullptr;
@@ -114,7 +116,7 @@ class LayerWorker {
     AttentionPolicy policy = AttentionPolicy::kDense;
     bool tiered = false;
     bool chunk = false;  // tiered with more than one row
-    bool ahead() const { return tiered && !chunk; }
+    bool in_slots() const { return tiered && !chunk; }
     bool selects() const { return policy != AttentionPolicy::kDense; }
   };
   // A segment's place in the step's staged blocks.
@@ -125,15 +127,24 @@ class LayerWorker {
   };
   // Choices for one layer: rows of it that are valid are known by their pieces.
   struct Selection {
-    std::vector<int32_t> blocks;            // [max_rows][kv heads][stride]
-    std::vector<int32_t> counts;            // [max_rows][kv heads]
-    std::vector<const std::byte*> pages;    // [max_rows][kv heads][stride]
-    std::vector<const float*> biases;       // likewise; empty: the model has none
+    std::span<int32_t> blocks;          // [max_rows][kv heads][stride]
+    std::span<int32_t> counts;          // [max_rows][kv heads]
+    std::span<const std::byte*> pages;  // [max_rows][kv heads][stride]
+    std::span<const float*> biases;     // likewise; empty: the model has none
   };
 
   LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& options, memory::KvStore* store,
               memory::ResidencyStats* stats, const memory::Clock* clock);
   absl::Status Allocate();
+  // Memory of the backend for `count` elements; false where there is not enough.
+  template <class Element>
+  bool Reserve(size_t count, std::span<Element>* to);
+  // The request's. One of more blocks than the context has chooses all of them, forced or not.
+  kernels::SelectionBudget BudgetOf(const Piece& piece) const {
+    const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+    if (budget.top_k <= stride_) return budget;
+    return {.top_k = stride_, .init = 0, .local = 2};
+  }
 
   void RestoreKeys(const StepSegment& segment);
   void AppendAndCompress(int layer, float* qkv);
@@ -146,8 +157,8 @@ class LayerWorker {
   void GatherSelection(int layer, const Wanted& wanted, bool partial);
   void RunSelection(kernels::SelectBlocksParams params, Selection* selection);
   template <class Wanted>
-  void Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q,
-              int q_stride, Selection* selection);
+  void Select(int layer, const Wanted& wanted, AttentionPolicy policy, const float* q, int q_stride,
+              Selection* selection);
   void SelectNow(int layer, const float* qkv);
   void SelectAhead(int layer);
   void Request(int layer, memory::TransferKind kind);
@@ -210,8 +221,9 @@ class LayerWorker {
   int staged_places_ = 0;
 
   std::vector<void*> allocations_;
-  std::array<float*, 2> forecasts_{};  // [max_rows, kv_width]: made by the layer of that parity
-  float* states_ = nullptr;            // [max_rows][q heads][AttentionStateFloats]
+  std::array<std::span<float>, 2>
+      forecasts_;                        // [max_rows, kv_width]: made by the layer of that parity
+  std::span<float> states_;              // [max_rows][q heads][AttentionStateFloats]
   std::array<Selection, 2> selections_;  // of the layer of that parity
   Selection recall_;
 

@@ -1,6 +1,6 @@
 // Forecast heads (SparDA Sec. 4.1) from a safetensors file with the public names:
-//   [prefix]layers.{l}.self_attn.q_future_proj.weight   [kv heads * head_dim, hidden], layers 0 to L-2
-//   [prefix]layers.0.self_attn.q_curr_proj.weight       likewise
+//   [prefix]layers.{l}.self_attn.q_future_proj.weight   [kv heads * head_dim, hidden], layers 0 to
+//   L-2 [prefix]layers.0.self_attn.q_curr_proj.weight       likewise
 // where prefix is "", "model.", "module.model." and the like. A head is one bias-free projection of
 // the activation that feeds q, k and v; RoPE with the token's own position follows.
 //

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/model/json_fields.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
-#include "kernels/paged_kv.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
@@ -110,8 +110,8 @@ absl::Status ReadRope(const JsonFields& fields, const std::string& file, ModelCo
   return absl::OkStatus();
 }
 
-// MiniCPM4's selection knobs (research names in kernels/ops/select_blocks.h): the effective top-k is
-// topk + window_size / block_size, and the local window counts the current block too.
+// MiniCPM4's selection knobs (research names in kernels/ops/select_blocks.h): the effective top-k
+// is topk + window_size / block_size, and the local window counts the current block too.
 absl::Status ReadSparseConfig(const JsonFields& fields, const std::string& file,
                               ModelConfig* config) {
   const nlohmann::json* sparse = fields.Find("sparse_config");
@@ -133,8 +133,7 @@ absl::Status ReadSparseConfig(const JsonFields& fields, const std::string& file,
     return inner.Error("window_size", absl::StrCat("a multiple of ", kernels::kBlockTokens));
   }
   AUGUR_ASSIGN_OR_RETURN(const int64_t top_k, inner.Int("topk", 64, 1, kMaxDimension));
-  AUGUR_ASSIGN_OR_RETURN(const int64_t dense_len,
-                         inner.Int("dense_len", 8192, -1, kMaxDimension));
+  AUGUR_ASSIGN_OR_RETURN(const int64_t dense_len, inner.Int("dense_len", 8192, -1, kMaxDimension));
   const int local = static_cast<int>(window / kernels::kBlockTokens);
   config->sparse = SparseConfig{.budget = {.top_k = static_cast<int>(top_k) + local,
                                            .init = static_cast<int>(init),

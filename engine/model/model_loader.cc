@@ -65,21 +65,21 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
   int64_t staging_bytes = 0;
   if (kv.residency != ResidencyMode::kDevice) {
     if (staging_blocks % kernels::kAttentionGroupBlocks != 0 || staging_blocks < max_top_k) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
-          ", at least max_top_k_blocks = ", max_top_k, ", found ", staging_blocks));
+      return absl::InvalidArgumentError(
+          absl::StrCat("staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
+                       ", at least max_top_k_blocks = ", max_top_k, ", found ", staging_blocks));
     }
-    plan.num_staging_pages = memory::StagingPages(
-        plan.layout, {.max_rows = options.max_batched_tokens,
-                      .max_segments = options.max_batch,
-                      .fetch_blocks = staging_blocks});
+    plan.num_staging_pages =
+        memory::StagingPages(plan.layout, {.max_rows = options.max_batched_tokens,
+                                           .max_segments = options.max_batch,
+                                           .fetch_blocks = staging_blocks});
     staging_bytes = static_cast<int64_t>(plan.num_staging_pages * plan.layout.page_bytes);
     const int64_t block_bytes = static_cast<int64_t>(plan.layout.host_block_bytes());
     const int64_t blocks = kv.host_bytes / block_bytes;
     if (blocks < 2 || blocks > INT32_MAX) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "host_kv_bytes: expected at least two blocks of ", block_bytes, " bytes, found ",
-          kv.host_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("host_kv_bytes: expected at least two blocks of ", block_bytes,
+                       " bytes, found ", kv.host_bytes));
     }
     plan.num_host_blocks = static_cast<int>(blocks);
   }
@@ -115,7 +115,10 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.folder));
   LoadedModel model;
   AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
-  const int max_top_k = model.attention.max_top_k;
+  // No selection is larger than the context.
+  const int context_blocks =
+      (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+  const int max_top_k = std::min(model.attention.max_top_k, context_blocks);
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   std::optional<ForecastHeads> heads;
@@ -150,20 +153,19 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                 .num_kv_heads = config.num_kv_heads,
                 .head_dim = config.head_dim,
                 .kv_dtype = kv_dtype};
-  AUGUR_ASSIGN_OR_RETURN(
-      model.runner,
-      TransformerRunner::Create(backend, config, std::move(weights),
-                                {.max_rows = options.max_batched_tokens,
-                                 .max_segments = options.max_batch,
-                                 .max_context = model.max_context,
-                                 .kv_dtype = kv_dtype,
-                                 .has_forecast = heads.has_value(),
-                                 .max_top_k = max_top_k,
-                                 .staging_blocks = StagingBlocks(options.kv, max_top_k),
-                                 .prefetch = options.kv.prefetch,
-                                 .recall_every = options.kv.recall_every,
-                                 .compute_threads = options.compute_threads},
-                                model.kv.get(), clock));
+  AUGUR_ASSIGN_OR_RETURN(model.runner, TransformerRunner::Create(
+                                           backend, config, std::move(weights),
+                                           {.max_rows = options.max_batched_tokens,
+                                            .max_segments = options.max_batch,
+                                            .max_context = model.max_context,
+                                            .kv_dtype = kv_dtype,
+                                            .has_forecast = heads.has_value(),
+                                            .max_top_k = max_top_k,
+                                            .staging_blocks = StagingBlocks(options.kv, max_top_k),
+                                            .prefetch = options.kv.prefetch,
+                                            .recall_every = options.kv.recall_every,
+                                            .compute_threads = options.compute_threads},
+                                           model.kv.get(), clock));
   return model;
 }
 

@@ -37,7 +37,7 @@ struct ModelInfo {
 
 struct ModelOptions {
   std::string folder;
-  int max_context = 0;   // 0: the model's own; above it is refused
+  int max_context = 0;  // 0: the model's own; above it is refused
   KvOptions kv;
   AttentionSettings attention;
   int compute_threads = 1;  // of the backend, for what is counted

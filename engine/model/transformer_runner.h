@@ -81,7 +81,7 @@ class TransformerRunner final : public ModelRunner {
   float* activated_ = nullptr;  // [max_rows, intermediate]
   float* logits_ = nullptr;     // [max_segments, vocab]
 
-  std::vector<int32_t> sampled_rows_;       // last rows of segments that want a token
+  std::vector<int32_t> sampled_rows_;  // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
   std::vector<int32_t> sampled_;
 };

@@ -79,8 +79,7 @@ class Loader {
     weights.dtype = weights.embedding.dtype;
     num_parameters_ += vocab * hidden;
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded,
-                             LoadLayer(layer));
+      AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(layer));
       weights.layers.push_back(std::move(loaded));
     }
     AUGUR_ASSIGN_OR_RETURN(weights.final_norm, Vector("model.norm.weight", hidden));

@@ -39,11 +39,11 @@ struct LayerWeights {
   // [(q heads + 2 kv heads) * head_dim, hidden]; with Forecast heads, then the next layer's
   // [kv heads * head_dim] (not in the last layer) and, in layer 0, its own.
   LinearWeights qkv;
-  LinearWeights output;               // [hidden, q heads * head_dim]
-  std::vector<float> mlp_norm;        // [hidden]
-  LinearWeights gate_up;              // [2 * intermediate, hidden]: gate, then up
-  LinearWeights down;                 // [hidden, intermediate]
-  EvictionHead eviction;              // empty but for the family nosa
+  LinearWeights output;         // [hidden, q heads * head_dim]
+  std::vector<float> mlp_norm;  // [hidden]
+  LinearWeights gate_up;        // [2 * intermediate, hidden]: gate, then up
+  LinearWeights down;           // [hidden, intermediate]
+  EvictionHead eviction;        // empty but for the family nosa
 };
 
 struct TransformerWeights {

@@ -9,7 +9,7 @@
 #include "kernels/ops/project_keys.h"
 #include "kernels/ops/project_queries.h"
 #include "kernels/ops/sum_channels.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::kernels {
 namespace {

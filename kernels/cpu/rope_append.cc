@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::kernels {
 namespace {

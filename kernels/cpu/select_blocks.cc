@@ -12,7 +12,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/ops/compress_keys.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::kernels {
 namespace {

@@ -2,9 +2,9 @@
 #include <cstddef>
 
 #include "kernels/dtype.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/segment.h"
-#include "kernels/paged_kv.h"
 
 namespace augur::kernels {
 

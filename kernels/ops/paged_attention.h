@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "kernels/dtype.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/segment.h"
-#include "kernels/paged_kv.h"
 
 namespace augur::kernels {
 

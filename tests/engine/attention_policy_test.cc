@@ -101,7 +101,8 @@ TEST(ResolveAttentionTest, RefusesByKeyValueAndLimit) {
   settings = {};
   settings.prefill = kForecast;
   EXPECT_EQ(Refusal(settings),
-            "prefill_policy: forecast needs forecast_heads, a file that augur-train-forecast makes");
+            "prefill_policy: forecast needs forecast_heads, a file of trained heads "
+            "(augur-train-forecast)");
   settings.forecast_heads = "file";
   EXPECT_EQ(Refusal(settings), "no error");
 }

@@ -69,12 +69,8 @@ class ModelLoaderTest : public testing::Test {
     if (!model.ok()) return {};
     const std::vector<int32_t> ids = {5, 6, 7, 8, 300, 2, 1, 9};
     const AttentionChoice dense;
-    EXPECT_TRUE(model->kv->store()->Open({.id = 1,
-                                          .demand = {},
-                                          .keys = {},
-                                          .hits = 0,
-                                          .blocks = 1,
-                                          .most_blocks = 1}));
+    EXPECT_TRUE(model->kv->store()->Open(
+        {.id = 1, .demand = {}, .keys = {}, .hits = 0, .blocks = 1, .most_blocks = 1}));
     StepSegment segment;
     segment.rows = {.first_row = 0, .num_rows = 8, .first_position = 0};
     segment.kv = &model->kv->store()->sequence(1);
@@ -281,9 +277,12 @@ TEST_F(ModelLoaderTest, SparseConfigIsHonoured) {
   const absl::StatusOr<LoadedModel> model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(model->attention.choice.Fingerprint(), "sparse/sparse/96/1/33/8192");
-  for (const auto& [key, value] :
-       {std::pair<const char*, nlohmann::json>{"kernel_size", 16}, {"kernel_stride", 8},
-        {"block_size", 128}, {"use_nope", true}, {"window_size", 100}, {"topk", "many"}}) {
+  for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"kernel_size", 16},
+                                   {"kernel_stride", 8},
+                                   {"block_size", 128},
+                                   {"use_nope", true},
+                                   {"window_size", 100},
+                                   {"topk", "many"}}) {
     nlohmann::json wrong = config;
     wrong["sparse_config"][key] = value;
     WriteConfig(wrong);

@@ -213,6 +213,7 @@ class World final : public engine::TokenOutput {
 
   void DoStep() {
     const engine::StepReport report = core_->Step();
+    if (report.awaits_copies) core_->WaitForCopies();
     ++result_.steps;
     const engine::BatchPlan& plan = core_->last_plan();
     result_.segments += static_cast<int64_t>(plan.segments.size());

@@ -82,7 +82,8 @@ TEST_P(GoldenModelTest, LogitsAndGreedyTokensAreTheReference) {
     SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
     std::vector<int32_t> greedy;
     const int decodes = static_cast<int>(one.greedy.size());
-    const auto logits = model.Complete(one.prompt, kMaxRows, decodes, {}, memory::Residency::kDevice, &greedy);
+    const auto logits =
+        model.Complete(one.prompt, kMaxRows, decodes, {}, memory::Residency::kDevice, &greedy);
     ExpectClose(logits[0], one.last_logits, "last row of the prompt");
     EXPECT_EQ(greedy, one.greedy);
   }
@@ -162,7 +163,8 @@ TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
   const std::vector<Case> cases = LoadCases(folder());
   const Case& tested = cases[5];  // 300 tokens
   std::vector<int32_t> greedy;
-  const auto alone = model.Complete(tested.prompt, kMaxRows, 8, {}, memory::Residency::kDevice, &greedy);
+  const auto alone =
+      model.Complete(tested.prompt, kMaxRows, 8, {}, memory::Residency::kDevice, &greedy);
 
   Model::Sequence donor = model.Start(tested.prompt, 0);
   model.StepOne(&donor, 256);

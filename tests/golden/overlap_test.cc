@@ -34,9 +34,9 @@ constexpr int kLayers = 6;
 enum class Misses { kUniform, kNatural };
 
 struct Measured {
-  double step_seconds = 0;       // mean
-  double wait_seconds = 0;       // mean of a step, all causes
-  double fetched_pages = 0;      // mean of a step and layer behind the first
+  double step_seconds = 0;   // mean
+  double wait_seconds = 0;   // mean of a step, all causes
+  double fetched_pages = 0;  // mean of a step and layer behind the first
 };
 
 double WaitedSeconds(const memory::ResidencyStats& stats) {
@@ -178,10 +178,11 @@ class OverlapTest : public testing::Test {
     const Measured ahead = Measure(misses, true, places);
     EXPECT_NEAR(ahead.fetched_pages, on_need.fetched_pages, 1e-9) << "another run, other misses";
     const double hidden = 1 - ahead.wait_seconds / on_need.wait_seconds;
-    std::printf("layer %.2f ms, %.0f pages a layer at %.0f a second; wait a step: on need %.2f ms, "
-                "ahead %.2f ms: %.1f %% hidden\n",
-                layer_seconds * 1e3, free.fetched_pages, places, on_need.wait_seconds * 1e3,
-                ahead.wait_seconds * 1e3, hidden * 100);
+    std::printf(
+        "layer %.2f ms, %.0f pages a layer at %.0f a second; wait a step: on need %.2f ms, "
+        "ahead %.2f ms: %.1f %% hidden\n",
+        layer_seconds * 1e3, free.fetched_pages, places, on_need.wait_seconds * 1e3,
+        ahead.wait_seconds * 1e3, hidden * 100);
     // The wait that is to be hidden is what the link promises: 0.8 of each copying layer.
     EXPECT_GT(on_need.wait_seconds, 0.6 * layer_seconds * (kLayers - 1));
     return hidden;

@@ -1,7 +1,7 @@
 // Where KV lies must not show: the same policy gives the same bits under any residency, with any
-// slots, spare slots and staging area that admit the request, with prefetch on and off, alone and in
-// a batch of mixed policies, saved and resumed, after a prefix hit. And a budget of all blocks is
-// dense attention.
+// slots, spare slots and staging area that admit the request, with prefetch on and off, alone and
+// in a batch of mixed policies, saved and resumed, after a prefix hit. And a budget of all blocks
+// is dense attention.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -10,9 +10,27 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/kv_page.h"
 #include "tests/kernels/kernel_test_data.h"
 
 namespace augur::kernels {
+
+// A pool of pages by block, layer and kv head.
+struct PagedKv {
+  std::byte* pool = nullptr;  // [num_blocks * num_layers * num_kv_heads] pages
+  DType dtype = DType::kF32;
+  int num_blocks = 0;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+
+  size_t page_bytes() const { return size_t{2} * kBlockTokens * head_dim * BytesOf(dtype); }
+  size_t block_bytes() const { return page_bytes() * num_layers * num_kv_heads; }
+  std::byte* page(int block, int layer, int kv_head) const {
+    const size_t index = (size_t(block) * num_layers + layer) * num_kv_heads + kv_head;
+    return pool + index * page_bytes();
+  }
+};
 
 struct HeadShape {
   int num_q_heads = 4;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_page.h"
 
 namespace augur::kernels {
 namespace {

@@ -309,7 +309,7 @@ TEST_F(LayerResidencyTest, APageThatComesBackDifferentEndsTheProcess) {
   LetCopiesEnd();
   *store_->pools().host_page(kv_->host_blocks[0], 1, 0) ^= std::byte{1};
   Request(1, TransferKind::kFetch, 4 * 64 - 1, {0, 3});
-  EXPECT_DEATH(residency_->WaitForLayer(1), "PageCheck::Result::kEqual");
+  EXPECT_DEATH(residency_->WaitForLayer(1), "PageCheck::Result::kDiffers");
 }
 
 }  // namespace

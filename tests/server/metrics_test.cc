@@ -40,8 +40,13 @@ class MetricsTest : public testing::Test {
 
   FrontStats front_;
   engine::EngineStats stats_;
-  const ExportedModel model_{
-      .name = "demo", .stats = &stats_, .num_blocks = 10, .block_bytes = 4096, .tiers = nullptr, .transfers = nullptr, .max_context = 512};
+  const ExportedModel model_{.name = "demo",
+                             .stats = &stats_,
+                             .num_blocks = 10,
+                             .block_bytes = 4096,
+                             .tiers = nullptr,
+                             .transfers = nullptr,
+                             .max_context = 512};
 };
 
 TEST_F(MetricsTest, RouterNamesAreVerbatim) {

@@ -155,6 +155,10 @@ TEST_F(ServerConfigTest, AttentionAndTiers) {
   EXPECT_EQ(Error("top_k_blocks: few"),
             "augur.yaml:1: top_k_blocks: expected auto or an integer from 1 to 262144, found "
             "\"few\"");
+  EXPECT_EQ(Error("link_bytes_per_second: 1B"),
+            "augur.yaml: link_bytes_per_second: expected 0B or at least 1MiB, found 1B");
+  EXPECT_EQ(Error("link_pages_per_second: 10"),
+            "augur.yaml: link_pages_per_second: expected 0 or at least 100, found 10");
   EXPECT_EQ(Error("residency: host"),
             "augur.yaml:1: residency: expected device, tiered or auto, found \"host\"");
   EXPECT_EQ(Error("residency: tiered\nkv_bytes: 10GiB\nhost_kv_bytes: 7GiB"),

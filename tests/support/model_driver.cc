@@ -51,10 +51,10 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
                            kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads);
   plan.num_frames = options.frames;
   plan.num_host_blocks = options.host_blocks;
-  plan.num_staging_pages = memory::StagingPages(
-      plan.layout, {.max_rows = options.max_rows,
-                    .max_segments = options.max_segments,
-                    .fetch_blocks = options.staging_blocks});
+  plan.num_staging_pages =
+      memory::StagingPages(plan.layout, {.max_rows = options.max_rows,
+                                         .max_segments = options.max_segments,
+                                         .fetch_blocks = options.staging_blocks});
   plan.copies = options.copies;
   plan.page_check = options.page_check;
   auto kv = memory::KvMemory::Create(backend_.get(), plan, std::move(transfers));
@@ -90,14 +90,13 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
   if (slots == 0) slots = selects ? options_.num_slots : 2;
   const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, hits);
   const int most = engine::BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
-  AUGUR_CHECK(kv_->store()->Open({.id = sequence.id,
-                                  .demand = {.residency = residency,
-                                             .selects = attention.selects(),
-                                             .num_slots = slots},
-                                  .keys = keys,
-                                  .hits = hits,
-                                  .blocks = most,
-                                  .most_blocks = most}));
+  AUGUR_CHECK(kv_->store()->Open(
+      {.id = sequence.id,
+       .demand = {.residency = residency, .selects = attention.selects(), .num_slots = slots},
+       .keys = keys,
+       .hits = hits,
+       .blocks = most,
+       .most_blocks = most}));
   while (!kv_->store()->Ready(sequence.id)) {
   }
   return sequence;
@@ -172,16 +171,16 @@ std::vector<std::vector<float>> ModelDriver::Decode(Sequence* sequence, int step
   return logits;
 }
 
-std::vector<std::vector<float>> ModelDriver::Complete(const std::vector<int32_t>& prompt,
-                                                      int chunk, int decodes,
+std::vector<std::vector<float>> ModelDriver::Complete(const std::vector<int32_t>& prompt, int chunk,
+                                                      int decodes,
                                                       const engine::AttentionChoice& attention,
                                                       memory::Residency residency,
                                                       std::vector<int32_t>* greedy) {
   Sequence sequence = Start(prompt, decodes, attention, residency);
   std::vector<std::vector<float>> logits = {Prefill(&sequence, chunk)};
   for (std::vector<float>& row : Decode(&sequence, decodes)) logits.push_back(std::move(row));
-  if (greedy != nullptr) greedy->assign(sequence.tokens.begin() + prompt.size(),
-                                        sequence.tokens.end());
+  if (greedy != nullptr)
+    greedy->assign(sequence.tokens.begin() + prompt.size(), sequence.tokens.end());
   Finish(sequence);
   return logits;
 }

@@ -75,8 +75,7 @@ class ModelDriver {
   std::vector<std::vector<float>> Complete(const std::vector<int32_t>& prompt, int chunk,
                                            int decodes,
                                            const engine::AttentionChoice& attention = {},
-                                           memory::Residency residency =
-                                               memory::Residency::kDevice,
+                                           memory::Residency residency = memory::Residency::kDevice,
                                            std::vector<int32_t>* greedy = nullptr);
 
   const std::vector<int32_t>& sampled() const { return outputs_.tokens; }

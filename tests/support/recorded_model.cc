@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/sample_tokens.h"
-#include "kernels/paged_kv.h"
 
 namespace augur::tests {
 namespace {

@@ -41,8 +41,7 @@ struct LinearBlock {
 };
 
 // 96 = 8 tiles of 12 rows (AVX-512) = 16 of 6 (AVX2): a multiple of both, and with 320 to 4096
-// inputs its rows stay in a 2 MiB second-level cache while the panels stream by
-// (research/build.md 6.1).
+// inputs its rows stay in a 2 MiB second-level cache while the panels stream by.
 inline constexpr int kLinearMaxRows = 96;
 // Inputs taken at once when a panel is widened to float: 128 x 32 columns are 16 KiB, which with
 // the rows of a tile (6 KiB) and the panel passing by fit any first-level cache. Measured at 96

@@ -26,7 +26,7 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 
 #define AUGUR_INLINE inline __attribute__((always_inline))
 
-// One vector a memcpy: two at once go through the stack (research/build.md 6.1: 3 to 16 times
+// One vector a memcpy: two at once go through the stack (3 to 16 times
 // slower).
 AUGUR_INLINE Floats Load(const float* from) {
   Floats v;
