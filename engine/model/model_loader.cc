@@ -114,12 +114,12 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                       const ModelOptions& options) {
   AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.folder));
   LoadedModel model;
+  AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
   // No selection is larger than the context.
   const int context_blocks =
       (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
   const int max_top_k = std::min(model.attention.max_top_k, context_blocks);
-  AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   std::optional<ForecastHeads> heads;
   if (!options.attention.forecast_heads.empty()) {
