@@ -126,6 +126,16 @@ class AugurClientTest(unittest.TestCase):
         self.assertIn("context      8,192 tokens\n", table.stdout)
         model = json.loads(self.augur("info", "--json").stdout)
         self.assertEqual((model["model"], model["policies"]), ("demo-9m", ["dense", "sparse"]))
+        self.assertNotIn("kv", model)
+
+    def test_info_kv(self):
+        table = self.augur("info", "--kv").stdout
+        self.assertIn("full context 128 blocks, 128 resident = 128 frames of 196608 bytes", table)
+        kv = json.loads(self.augur("info", "--kv", "--json").stdout)["kv"]
+        self.assertEqual((kv["residency"], kv["page_bytes"]), ("device", 16384))
+        pool = kv["pools"][0]
+        self.assertEqual((pool["tier"], pool["unit_bytes"]), ("device", 196608))
+        self.assertEqual(pool["held"] + pool["cached"] + pool["free"], pool["total"])
 
     def test_health(self):
         for service in ([], ["--service", "augur.v1.Completions"], ["--service", "live"]):
