@@ -200,9 +200,9 @@ const Refusal kRefusals[] = {
      }},
     {"model", grpc::StatusCode::NOT_FOUND, "demo-9m",
      [](v1::CompleteRequest* r) { r->set_model("other"); }},
-    {"sparse", grpc::StatusCode::FAILED_PRECONDITION, "policy",
+    {"forecast", grpc::StatusCode::FAILED_PRECONDITION, "policy",
      [](v1::CompleteRequest* r) {
-       r->mutable_attention()->set_policy(v1::ATTENTION_POLICY_SPARSE);
+       r->mutable_attention()->set_policy(v1::ATTENTION_POLICY_FORECAST);
      }},
     {"sampled values", grpc::StatusCode::FAILED_PRECONDITION, "value_mode",
      [](v1::CompleteRequest* r) {

@@ -114,7 +114,7 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual((model.model, model.family, model.vocab_size, model.max_context),
                          ("demo-9m", "llama", 4096, 8192))
         self.assertTrue(model.text)
-        self.assertEqual(list(model.policies), [pb.ATTENTION_POLICY_DENSE])
+        self.assertEqual(list(model.policies), [pb.ATTENTION_POLICY_DENSE, pb.ATTENTION_POLICY_SPARSE])
 
     def test_health(self):
         health = health_pb2_grpc.HealthStub(self.channel)
