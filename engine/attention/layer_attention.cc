@@ -5,18 +5,13 @@
 #include <numeric>
 
 #include "engine/attention/layer_worker.h"
+#include "engine/attention/segment_blocks.h"
 #include "kernels/check.h"
 
 namespace augur::engine {
 namespace {
 
-using kernels::kBlockTokens;
 using memory::SequenceKv;
-
-int FirstBlock(const kernels::Segment& rows) { return rows.first_position / kBlockTokens; }
-int EndBlock(const kernels::Segment& rows) {
-  return (rows.first_position + rows.num_rows - 1) / kBlockTokens + 1;
-}
 
 }  // namespace
 
@@ -241,8 +236,7 @@ void LayerWorker::WriteBehind(int layer) {
   for (size_t i = 0; i < segments_.size(); ++i) {
     const StepSegment& segment = segments_[i];
     const Staging& staging = staging_[i];
-    const int complete = (segment.rows.first_position + segment.rows.num_rows) / kBlockTokens;
-    residency_.QueueWrites(segment.kv, layer, complete, staging.first_block,
+    residency_.QueueWrites(segment.kv, layer, CompleteBlocks(segment.rows), staging.first_block,
                            layer == 0 ? -1 : staging.first_place);
   }
   residency_.SubmitWrites(layer);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/attention/layer_worker.h"
+#include "engine/attention/segment_blocks.h"
 #include "kernels/check.h"
 
 namespace augur::engine {
@@ -10,11 +11,6 @@ namespace {
 
 using kernels::kBlockTokens;
 using memory::SequenceKv;
-
-int FirstBlock(const kernels::Segment& rows) { return rows.first_position / kBlockTokens; }
-int EndBlock(const kernels::Segment& rows) {
-  return (rows.first_position + rows.num_rows - 1) / kBlockTokens + 1;
-}
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/attention/layer_worker.h"
+#include "engine/attention/segment_blocks.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
@@ -71,16 +72,11 @@ void LayerWorker::AppendPartialKeys(SequenceKv* kv, int layer, const kernels::Se
                                     const Staging* staging) {
   source_pages_.clear();
   key_targets_.clear();
-  const int first = tokens.first_position / kBlockTokens;
-  const int end = (tokens.first_position + tokens.num_rows - 1) / kBlockTokens + 1;
-  for (int block = first; block < end; ++block) {
-    const bool staged =
-        staging != nullptr && staging->first_place >= 0 && block >= staging->first_block;
+  for (int block = FirstBlock(tokens); block < EndBlock(tokens); ++block) {
+    const int place = staging == nullptr ? -1 : staging->place_of(block);
     for (int head = 0; head < options_.num_kv_heads; ++head) {
-      source_pages_.push_back(
-          staged ? residency_.AppendPage(kv, layer, head, block,
-                                         staging->first_place + block - staging->first_block)
-                 : residency_.ReadablePage(kv, layer, head, block));
+      source_pages_.push_back(place >= 0 ? residency_.AppendPage(kv, layer, head, block, place)
+                                         : residency_.ReadablePage(kv, layer, head, block));
       key_targets_.push_back(kv->block_partial_keys(store_->pools(), layer, head, block));
     }
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/attention/segment_blocks.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
@@ -16,15 +17,7 @@ using kernels::kBlockTokens;
 using memory::SequenceKv;
 using memory::TransferKind;
 
-int FirstBlock(const kernels::Segment& rows) { return rows.first_position / kBlockTokens; }
-int EndBlock(const kernels::Segment& rows) {
-  return (rows.first_position + rows.num_rows - 1) / kBlockTokens + 1;
-}
 int BlocksOf(int tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
-// Blocks that are full once the rows are in.
-int CompleteBlocks(const kernels::Segment& rows) {
-  return (rows.first_position + rows.num_rows) / kBlockTokens;
-}
 
 memory::ForcedBlocks ForcedOf(const StepSegment& segment) {
   return {segment.attention->budget.init, segment.attention->budget.local};
@@ -228,8 +221,7 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
     const Staging& staging = staging_[i];
     append_segments_.push_back({segment.rows, append_pages_.data() + append_pages_.size()});
     for (int block = FirstBlock(segment.rows); block < EndBlock(segment.rows); ++block) {
-      const int place =
-          staging.first_place < 0 ? -1 : staging.first_place + block - staging.first_block;
+      const int place = staging.place_of(block);
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         append_pages_.push_back(residency_.AppendPage(segment.kv, layer, head, block, place));
       }
@@ -284,8 +276,7 @@ void LayerWorker::Compress(int layer) {
     }
     const Staging& staging = staging_[i];
     for (int block = first; block < end; ++block) {
-      const int place =
-          staging.first_place < 0 ? -1 : staging.first_place + block - staging.first_block;
+      const int place = staging.place_of(block);
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         source_pages_.push_back(residency_.AppendPage(kv, layer, head, block, place));
         key_targets_.push_back(kv->block_keys(store_->pools(), layer, head, block));

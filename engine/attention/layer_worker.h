@@ -124,6 +124,10 @@ class LayerWorker {
     int first_place = -1;
     int first_block = 0;
     int end_block = 0;
+    // -1 where the block is not staged.
+    int place_of(int block) const {
+      return first_place < 0 || block < first_block ? -1 : first_place + block - first_block;
+    }
   };
   // Choices for one layer: rows of it that are valid are known by their pieces.
   struct Selection {
