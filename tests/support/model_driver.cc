@@ -86,8 +86,8 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
                     .computed = hits * 64,
                     .attention = attention};
   sequence.prompt_tokens = static_cast<int>(sequence.tokens.size());
-  const bool selects = attention.decode != engine::AttentionPolicy::kDense;
-  if (slots == 0) slots = selects ? options_.num_slots : 2;
+  // As engine_core's DemandOf: a prompt's last chunk of one row selects from slots, too.
+  if (slots == 0) slots = attention.selects() ? options_.num_slots : 2;
   const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, hits);
   const int most = engine::BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
   AUGUR_CHECK(kv_->store()->Open(
