@@ -1,14 +1,19 @@
 // One virtual an op: what the engine needs computed, without a word about where. Implementations
-// are twins (kernels/cpu now; CUDA implements the same calls with the same parameter structs and
-// test bodies).
+// are twins (kernels/cpu and kernels/cuda: the same calls with the same parameter structs and test
+// bodies).
 //
+// Memory: every pointer in parameters, and every pointer that they lead to, is the backend's own
+// memory: from Allocate (the device's, which the host may not touch) or from AllocateHost (both
+// may). On the CPU any memory will do.
 // Thread: calls come from one thread at a time, the engine's; ops are in order, each sees the
 // writes of those before it. Results may be read by the host after Synchronize(). Ownership:
 // Allocate/Free pair; every other pointer is the caller's and stays valid until Synchronize().
-// Failure: a bad shape is our bug and a CHECK.
+// Failure: a bad shape is our bug and a CHECK; a device that breaks is reported by
+// device_failure.h and does not come back.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,6 +22,7 @@
 #include "kernels/ops/eviction_bias.h"
 #include "kernels/ops/gated_silu.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/map_pages.h"
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/project_keys.h"
 #include "kernels/ops/project_queries.h"
@@ -27,6 +33,12 @@
 #include "kernels/ops/sum_channels.h"
 
 namespace augur::kernels {
+
+// Ops recorded by Backend::Record, to be run again and again.
+class StepGraph {
+ public:
+  virtual ~StepGraph() = default;
+};
 
 class Backend {
  public:
@@ -39,8 +51,15 @@ class Backend {
   // enough.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* data) = 0;
+  // Likewise, memory that the host may touch as well (pinned, where ops run on a device); freed by
+  // Free, too. Every use of it by an op crosses the link to the device.
+  virtual void* AllocateHost(size_t bytes) = 0;
+  // In order with the ops, between any two of these kinds of memory.
+  virtual void Copy(void* to, const void* from, size_t bytes) = 0;
 
   virtual std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) = 0;
+  // Of x of a Linear whose weight has this dtype: what the ops before it should write.
+  virtual DType ActivationDType(DType weight) const = 0;
 
   virtual void Embedding(const EmbeddingParams& params) = 0;
   virtual void RmsNorm(const RmsNormParams& params) = 0;
@@ -55,6 +74,13 @@ class Backend {
   virtual void PagedAttention(const PagedAttentionParams& params) = 0;
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;
+  virtual void MapPages(const MapPagesParams& params) = 0;
+
+  // Ops and Copies that `ops` calls on the backend it is given, kept with their parameters; what
+  // the parameters point to is read at each Launch. Nothing runs yet.
+  virtual std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) = 0;
+  // Runs them, in order with other ops.
+  virtual void Launch(const StepGraph& graph) = 0;
 
   virtual void Synchronize() = 0;
 };

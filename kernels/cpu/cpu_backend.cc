@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "kernels/check.h"
 
@@ -80,5 +81,7 @@ void* CpuBackend::Allocate(size_t bytes) {
 }
 
 void CpuBackend::Free(void* data) { std::free(data); }
+
+void CpuBackend::Copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 }  // namespace augur::kernels

@@ -34,7 +34,10 @@ class CpuBackend final : public Backend {
   std::string Describe() const override;
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
+  void* AllocateHost(size_t bytes) override { return Allocate(bytes); }
+  void Copy(void* to, const void* from, size_t bytes) override;
   std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) override;
+  DType ActivationDType(DType) const override { return DType::kF32; }
 
   void Embedding(const EmbeddingParams& params) override;
   void RmsNorm(const RmsNormParams& params) override;
@@ -49,6 +52,10 @@ class CpuBackend final : public Backend {
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
+  void MapPages(const MapPagesParams& params) override;
+
+  std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
+  void Launch(const StepGraph& graph) override;
 
   void Synchronize() override {}
 

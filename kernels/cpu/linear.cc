@@ -5,6 +5,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/packed_weight.h"
+#include "kernels/random_weight.h"
 
 namespace augur::kernels {
 namespace {
@@ -18,7 +19,21 @@ constexpr int kPanelsPerItem = 4;
 }  // namespace
 
 std::unique_ptr<PackedWeight> CpuBackend::PackWeight(const WeightSource& source) {
-  return std::make_unique<CpuPackedWeight>(source, isa_, pool_);
+  if (source.data != nullptr) return std::make_unique<CpuPackedWeight>(source, isa_, pool_);
+  const size_t row_bytes = source.in_features * BytesOf(source.dtype);
+  AlignedBuffer random(source.out_features * row_bytes);
+  AUGUR_CHECK(random.data() != nullptr);
+  pool_.ParallelFor(source.out_features, [&](int row, int) {
+    std::vector<float> values(source.in_features);
+    for (int i = 0; i < source.in_features; ++i) {
+      const uint64_t index = uint64_t(row) * source.in_features + i;
+      values[i] = RandomWeight(source.random_seed, index) * source.random_scale;
+    }
+    isa_.narrow(source.dtype, values.data(), random.data() + row * row_bytes, source.in_features);
+  });
+  WeightSource filled = source;
+  filled.data = random.data();
+  return std::make_unique<CpuPackedWeight>(filled, isa_, pool_);
 }
 
 // Items are row blocks x runs of panels, rows outermost so that a block's x stays in cache. Never
@@ -30,7 +45,10 @@ void CpuBackend::Linear(const LinearParams& params) {
   const int columns = params.columns == 0 ? weight.out_features() : params.columns;
   AUGUR_CHECK(params.rows >= 0 && params.x_stride >= weight.in_features() &&
               params.y_stride >= columns);
+  AUGUR_CHECK(params.x_dtype == DType::kF32 && params.y_dtype == DType::kF32);
   if (params.rows == 0) return;
+  const auto* x = static_cast<const float*>(params.x);
+  auto* y = static_cast<float*>(params.y);
   const int row_blocks = (params.rows + kLinearMaxRows - 1) / kLinearMaxRows;
   const int num_panels = (columns + isa_.panel_columns - 1) / isa_.panel_columns;
   const int64_t products = int64_t{params.rows} * weight.in_features() * columns;
@@ -49,10 +67,10 @@ void CpuBackend::Linear(const LinearParams& params) {
     const int end_panel = (run + 1) * num_panels / runs;
     const int first_column = first_panel * isa_.panel_columns;
     LinearBlock block;
-    block.x = params.x + size_t(first_row) * params.x_stride;
+    block.x = x + size_t(first_row) * params.x_stride;
     block.panels = weight.panel(first_panel);
     block.bias = params.bias == nullptr ? nullptr : params.bias + first_column;
-    block.y = params.y + size_t(first_row) * params.y_stride + first_column;
+    block.y = y + size_t(first_row) * params.y_stride + first_column;
     block.scratch = thread_scratch_[thread].floats();
     block.x_stride = params.x_stride;
     block.y_stride = params.y_stride;

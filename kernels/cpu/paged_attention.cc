@@ -20,6 +20,7 @@ void CheckParams(const PagedAttentionParams& params) {
               params.num_q_heads % params.num_kv_heads == 0);
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
+  AUGUR_CHECK(params.out_dtype == DType::kF32);
   AUGUR_CHECK(params.first_entry >= 0 && params.first_entry % kAttentionGroupBlocks == 0 &&
               params.end_entry > params.first_entry);
   const bool is_whole = params.first_entry == 0 && params.end_entry == INT_MAX;
@@ -27,7 +28,7 @@ void CheckParams(const PagedAttentionParams& params) {
   AUGUR_CHECK(params.end_entry == INT_MAX || params.end_entry % kAttentionGroupBlocks == 0);
   for (int s = 0; s < params.num_segments; ++s) {
     const Segment& rows = params.segments[s].rows;
-    AUGUR_CHECK(rows.first_row >= 0 && rows.num_rows > 0 && rows.first_position >= 0 &&
+    AUGUR_CHECK(rows.first_row >= 0 && rows.num_rows >= 0 && rows.first_position >= 0 &&
                 rows.first_row + rows.num_rows <= params.rows);
   }
 }
@@ -42,14 +43,14 @@ AttentionSpan SpanOfHead(const PagedAttentionParams& params, const AttentionSegm
   span.q_stride = params.q_stride;
   span.out_stride = size_t(params.num_q_heads) * params.head_dim;
   span.q = params.q + first_row * span.q_stride + first_head * params.head_dim;
-  span.out = params.out + first_row * span.out_stride + first_head * params.head_dim;
+  span.out = static_cast<float*>(params.out) + first_row * span.out_stride + first_head * params.head_dim;
   if (params.states != nullptr) {
     const size_t state_floats = AttentionStateFloats(params.head_dim);
     span.states_stride = params.num_q_heads * state_floats;
     span.states = params.states + first_row * span.states_stride + first_head * state_floats;
   }
   const size_t list = size_t(kv_head) * segment.list_stride;
-  span.pages = segment.pages + list;
+  span.pages = segment.pages + params.pages_offset + list;
   if (segment.blocks != nullptr) span.blocks = segment.blocks + list;
   if (segment.biases != nullptr) span.biases = segment.biases + list;
   span.first_position = segment.rows.first_position;

@@ -1,5 +1,7 @@
 #include "kernels/ops/rope_append.h"
 
+#include <algorithm>
+
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/kv_page.h"
@@ -11,11 +13,11 @@ void CheckSegments(const RopeAppendParams& params) {
   int next_row = 0;
   for (int s = 0; s < params.num_segments; ++s) {
     const Segment& rows = params.segments[s].rows;
-    AUGUR_CHECK(rows.first_row == next_row && rows.num_rows > 0);
+    AUGUR_CHECK(rows.first_row >= next_row && rows.num_rows >= 0);
     AUGUR_CHECK(rows.first_position >= 0);
-    next_row += rows.num_rows;
+    next_row = rows.first_row + rows.num_rows;
   }
-  AUGUR_CHECK(next_row == params.rows);
+  AUGUR_CHECK(next_row <= params.rows);
 }
 
 // One token: rotates its q, k and forecast heads in place, then writes k and v to the token's place
@@ -36,9 +38,11 @@ void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Appe
     isa.rotate(forecast + head * head_dim, cos, sin, head_dim / 2);
   }
   const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
+  const int block_stride = segment.block_stride == 0 ? kv_heads : segment.block_stride;
+  std::byte* const* pages = segment.pages + params.pages_offset + int64_t{touched} * block_stride;
   const size_t entry_bytes = head_dim * BytesOf(params.dtype);
   for (int head = 0; head < kv_heads; ++head) {
-    std::byte* page = segment.pages[size_t(touched) * kv_heads + head];
+    std::byte* page = pages[int64_t{head} * segment.head_stride];
     std::byte* entry = page + position % kBlockTokens * entry_bytes;
     isa.narrow(params.dtype, k + head * head_dim, entry, head_dim);
     isa.narrow(params.dtype, v + head * head_dim, entry + kBlockTokens * entry_bytes, head_dim);
@@ -55,10 +59,12 @@ void CpuBackend::RopeAppend(const RopeAppendParams& params) {
   AUGUR_CHECK(params.row_stride >= row_cost);
   CheckSegments(params);
   ForRows(params.rows, row_cost, [&](int first, int end, int) {
-    const AppendSegment* segment = params.segments;
-    for (int row = first; row < end; ++row) {
-      while (row >= segment->rows.first_row + segment->rows.num_rows) ++segment;
-      AppendRow(params, isa_, *segment, row);
+    for (int s = 0; s < params.num_segments; ++s) {
+      const Segment& rows = params.segments[s].rows;
+      const int end_row = std::min(end, rows.first_row + rows.num_rows);
+      for (int row = std::max(first, rows.first_row); row < end_row; ++row) {
+        AppendRow(params, isa_, params.segments[s], row);
+      }
     }
   });
 }

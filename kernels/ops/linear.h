@@ -1,7 +1,9 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 
 #include "kernels/dtype.h"
+#include "kernels/ops/phase.h"
 
 namespace augur::kernels {
 
@@ -22,21 +24,29 @@ struct WeightSource {
   DType dtype = DType::kF32;
   int out_features = 0;
   int in_features = 0;
+  // Instead of data: element i is RandomWeight(random_seed, i) times random_scale, rounded to
+  // dtype, the same on every backend (random_weight.h). For checkpoints of a shape that has no
+  // file.
+  uint64_t random_seed = 0;
+  float random_scale = 0.0f;
 };
 
 // y = x W^T (+ bias) (+ y when accumulate). Row r of y depends on row r of x alone: the same bits
 // for any number of rows and threads.
 struct LinearParams {
-  const float* x = nullptr;  // [rows, in_features], rows x_stride apart
+  const void* x = nullptr;  // [rows, in_features] of x_dtype, rows x_stride elements apart
   const PackedWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features], may be null
-  float* y = nullptr;           // [rows, columns], rows y_stride apart
+  void* y = nullptr;            // [rows, columns] of y_dtype, rows y_stride elements apart
   int rows = 0;
   int x_stride = 0;
   int y_stride = 0;
-  bool accumulate = false;  // y += instead of y =, for residual connections
+  bool accumulate = false;  // y += instead of y =, for residual connections; kF32 only
   // Only the first so many outputs, with the bits that they have among all; 0: all of them.
   int columns = 0;
+  Phase phase = Phase::kPrefill;
+  DType x_dtype = DType::kF32;  // the weight's (Backend::ActivationDType); the CPU's: kF32
+  DType y_dtype = DType::kF32;  // kF32 or x_dtype
 };
 
 }  // namespace augur::kernels

@@ -5,6 +5,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/kv_page.h"
+#include "kernels/ops/phase.h"
 #include "kernels/ops/segment.h"
 
 namespace augur::kernels {
@@ -20,7 +21,7 @@ namespace augur::kernels {
 inline constexpr int kAttentionGroupBlocks = 16;
 
 struct AttentionSegment {
-  Segment rows;
+  Segment rows;  // num_rows 0: the segment is left out
   // [num_kv_heads][list_stride]: page of each entry, [K 64 x head_dim][V 64 x head_dim] of dtype.
   const std::byte* const* pages = nullptr;
   // [num_kv_heads][list_stride]: block of each entry, ascending. Null: entry e is block e, and a
@@ -34,7 +35,7 @@ struct AttentionSegment {
 
 struct PagedAttentionParams {
   const float* q = nullptr;  // [rows, num_q_heads * head_dim], rows q_stride apart, already rotated
-  float* out = nullptr;      // [rows, num_q_heads * head_dim], dense
+  void* out = nullptr;       // [rows, num_q_heads * head_dim] of out_dtype, dense
   const AttentionSegment* segments = nullptr;  // [num_segments]
   int num_segments = 0;
   int rows = 0;  // that q and out have
@@ -44,6 +45,13 @@ struct PagedAttentionParams {
   int head_dim = 0;
   DType dtype = DType::kF32;  // of the pages
   float scale = 1.0f;         // usually 1 / sqrt(head_dim)
+  DType out_dtype = DType::kF32;  // the CPU's: kF32
+  Phase phase = Phase::kPrefill;  // kDecode: every segment has one row at most
+  // Entries of the longest list, at most: what the host knows where it cannot read the segments.
+  int max_entries = std::numeric_limits<int>::max();
+  // Added to every segment's `pages`, in entries: lists of several layers that lie behind each
+  // other share their segments.
+  int64_t pages_offset = 0;
 
   // A long list may pass by in several calls, first_entry rising from 0 and each call going on
   // where the last one ended (both are multiples of kAttentionGroupBlocks): then pages, blocks and

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/dtype.h"
 #include "kernels/ops/segment.h"
@@ -9,9 +10,11 @@ namespace augur::kernels {
 // Where the k and v of a segment's rows go.
 struct AppendSegment {
   Segment rows;
-  // [blocks touched][num_kv_heads]: page of each 64-token block that the rows fall into, from block
-  // first_position / 64 on.
+  // Page of each 64-token block that the rows fall into, from block first_position / 64 on:
+  // pages[i * block_stride + head * head_stride] for the i-th of them.
   std::byte* const* pages = nullptr;
+  int block_stride = 0;  // 0: num_kv_heads
+  int head_stride = 1;
 };
 
 // Rotates q, k and forecast heads of every row by the row's position (the Hugging Face half-split
@@ -19,7 +22,8 @@ struct AppendSegment {
 // pages. q and forecast heads stay in qkv.
 struct RopeAppendParams {
   float* qkv = nullptr;  // [rows, row_stride]: q heads, k heads, v heads, forecast heads, the rest
-  const AppendSegment* segments = nullptr;  // [num_segments], in row order, covering rows [0, rows)
+  // [num_segments], in row order; rows outside of them are left alone.
+  const AppendSegment* segments = nullptr;
   int num_segments = 0;
   int rows = 0;
   int row_stride =
@@ -31,6 +35,7 @@ struct RopeAppendParams {
   DType dtype = DType::kF32;   // of the pages
   const float* cos = nullptr;  // [max_position, head_dim / 2]
   const float* sin = nullptr;  // [max_position, head_dim / 2]
+  int64_t pages_offset = 0;    // added to every segment's `pages`, in entries
 };
 
 }  // namespace augur::kernels

@@ -135,14 +135,14 @@ TEST(RopeAppendTest, RotatesAndWritesEachTokensPlaceOnly) {
   }
 }
 
-TEST(RopeAppendDeathTest, SegmentsMustCoverTheRows) {
+TEST(RopeAppendDeathTest, SegmentsMustLieInTheRows) {
   const RowShape row;
   const RopeTable rope(64, row.heads.head_dim);
   PagedPool pool(row.heads, 1);
   const std::vector<int32_t> blocks = pool.TakeBlocks(2);
   const std::vector<std::byte*> pages = PagesByBlock(row.heads, pool.kv(), blocks, 0, 1);
   std::vector<float> qkv(size_t{2} * row.stride());
-  const AppendSegment segment{{0, 1, 0}, pages.data()};
+  const AppendSegment segment{{1, 2, 0}, pages.data()};
   RopeAppendParams params = ParamsOf(row, rope, qkv);
   params.segments = &segment;
   params.num_segments = 1;

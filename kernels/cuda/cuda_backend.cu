@@ -1,0 +1,135 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <string>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_devices.h"
+#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_plans.h"
+#include "kernels/device_failure.h"
+
+namespace augur::kernels {
+namespace {
+
+class CudaGraph final : public StepGraph {
+ public:
+  explicit CudaGraph(cudaGraphExec_t exec) : exec_(exec) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(exec_); }
+  cudaGraphExec_t exec() const { return exec_; }
+
+ private:
+  cudaGraphExec_t exec_;
+};
+
+}  // namespace
+
+void ReportCudaFailure(cudaError_t error, const char* call, const char* file, int line) {
+  ReportDeviceFailure(std::string(call) + ": " + cudaGetErrorName(error) + ": " +
+                      cudaGetErrorString(error) + " (" + file + ":" + std::to_string(line) + ")");
+}
+
+std::unique_ptr<Backend> MakeCudaBackend(const CudaBackendOptions& options, std::string* error) {
+  const std::vector<CudaDevice> devices = FindCudaDevices();
+  const std::string name = "cuda:" + std::to_string(options.device);
+  if (devices.empty()) {
+    *error = name + ": no CUDA device here (" + DescribeCuda() + ")";
+    return nullptr;
+  }
+  for (const CudaDevice& device : devices) {
+    if (device.index != options.device) continue;
+    if (!device.runs_our_code) {
+      *error = name + ": " + device.name + " is not of this binary's architecture (sm_90a)";
+      return nullptr;
+    }
+    return std::make_unique<CudaBackend>(options);
+  }
+  *error = name + ": no such device (" + DescribeCuda() + ")";
+  return nullptr;
+}
+
+CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) {
+  AUGUR_CUDA(cudaSetDevice(options.device));
+  AUGUR_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  cudaDeviceProp properties;
+  AUGUR_CUDA(cudaGetDeviceProperties(&properties, options.device));
+  num_sms_ = properties.multiProcessorCount;
+  name_ = properties.name;
+  linear_plans_ = std::make_unique<LinearPlans>(stream_);
+  decode_attention_ = std::make_unique<DecodeAttention>(
+      DecodeAttentionLimits{.max_rows = options.max_decode_rows, .num_sms = num_sms_});
+}
+
+CudaBackend::~CudaBackend() {
+  cudaStreamSynchronize(stream_);
+  decode_attention_.reset();
+  linear_plans_.reset();
+  if (sampling_scratch_ != nullptr) cudaFree(sampling_scratch_);
+  cudaStreamDestroy(stream_);
+}
+
+std::string CudaBackend::Describe() const {
+  return "cuda:" + std::to_string(options_.device) + " " + name_;
+}
+
+void* CudaBackend::Allocate(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, bytes == 0 ? 1 : bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky
+    return nullptr;
+  }
+  AUGUR_CUDA(error);
+  return data;
+}
+
+void* CudaBackend::AllocateHost(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMallocHost(&data, bytes == 0 ? 1 : bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  AUGUR_CUDA(error);
+  return data;
+}
+
+void CudaBackend::Free(void* data) {
+  if (data == nullptr) return;
+  cudaPointerAttributes attributes;
+  AUGUR_CUDA(cudaPointerGetAttributes(&attributes, data));
+  if (attributes.type == cudaMemoryTypeHost) {
+    AUGUR_CUDA(cudaFreeHost(data));
+  } else {
+    AUGUR_CUDA(cudaFree(data));
+  }
+}
+
+void CudaBackend::Copy(void* to, const void* from, size_t bytes) {
+  AUGUR_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+}
+
+std::unique_ptr<StepGraph> CudaBackend::Record(const std::function<void(Backend*)>& ops) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  AUGUR_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  ops(this);
+  AUGUR_CUDA(cudaStreamEndCapture(stream_, &graph));
+  AUGUR_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  AUGUR_CUDA(cudaGraphDestroy(graph));
+  return std::make_unique<CudaGraph>(exec);
+}
+
+void CudaBackend::Launch(const StepGraph& graph) {
+  AUGUR_CUDA(cudaGraphLaunch(static_cast<const CudaGraph&>(graph).exec(), stream_));
+}
+
+void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
+
+void CudaBackend::SelectBlocks(const SelectBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::SumChannels(const SumChannelsParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::ProjectKeys(const ProjectKeysParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::ProjectQueries(const ProjectQueriesParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::EvictionBias(const EvictionBiasParams&) { AUGUR_CHECK(!"built for CUDA"); }
+
+}  // namespace augur::kernels

@@ -1,0 +1,74 @@
+// The CUDA backend: Backend's ops as kernels on one stream of one device. Each op is one file beside
+// this one, named after it; files that hold only device code are the op's parts.
+//
+// Thread: as Backend. Ownership: its stream, cuBLASLt handle and scratch, all made at start; an op
+// allocates nothing and does not synchronise, so any op can be recorded into a graph. Failure: a
+// CUDA error is a broken device (device_failure.h).
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/make_cuda_backend.h"
+
+namespace augur::kernels {
+
+class DecodeAttention;  // decode_attention.h
+class LinearPlans;      // linear_plans.h
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const CudaBackendOptions& options);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  std::string Describe() const override;
+  void* Allocate(size_t bytes) override;
+  void Free(void* data) override;
+  void* AllocateHost(size_t bytes) override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+  std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) override;
+  DType ActivationDType(DType weight) const override { return weight; }
+
+  void Embedding(const EmbeddingParams& params) override;
+  void RmsNorm(const RmsNormParams& params) override;
+  void Linear(const LinearParams& params) override;
+  void RopeAppend(const RopeAppendParams& params) override;
+  void CompressKeys(const CompressKeysParams& params) override;
+  void PagedAttention(const PagedAttentionParams& params) override;
+  void GatedSilu(const GatedSiluParams& params) override;
+  void SampleTokens(const SampleTokensParams& params) override;
+  void MapPages(const MapPagesParams& params) override;
+
+  // Ops of selection, not built for CUDA yet: calling one is a CHECK, and the model loader refuses
+  // policies that would.
+  void SelectBlocks(const SelectBlocksParams& params) override;
+  void SumChannels(const SumChannelsParams& params) override;
+  void ProjectKeys(const ProjectKeysParams& params) override;
+  void ProjectQueries(const ProjectQueriesParams& params) override;
+  void EvictionBias(const EvictionBiasParams& params) override;
+
+  std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
+  void Launch(const StepGraph& graph) override;
+  void Synchronize() override;
+
+  cudaStream_t stream() const { return stream_; }
+  int num_sms() const { return num_sms_; }
+
+ private:
+  const CudaBackendOptions options_;
+  cudaStream_t stream_ = nullptr;
+  int num_sms_ = 0;
+  std::string name_;
+  std::unique_ptr<LinearPlans> linear_plans_;
+  std::unique_ptr<DecodeAttention> decode_attention_;
+  void* sampling_scratch_ = nullptr;
+  size_t sampling_scratch_bytes_ = 0;
+};
+
+}  // namespace augur::kernels

@@ -1,0 +1,20 @@
+// The CUDA backend, for whoever has no CUDA headers. Built only in the cuda preset.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+
+namespace augur::kernels {
+
+struct CudaBackendOptions {
+  int device = 0;
+  int max_decode_rows = 256;  // of one call in Phase::kDecode: sizes scratch
+};
+
+// Null, with a line for the person at the console in *error: no driver, no such device, another
+// architecture, no memory for scratch.
+std::unique_ptr<Backend> MakeCudaBackend(const CudaBackendOptions& options, std::string* error);
+
+}  // namespace augur::kernels

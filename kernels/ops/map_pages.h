@@ -1,0 +1,29 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace augur::kernels {
+
+// Block `block` of the sequence in row `table` lies in frame `frame`.
+struct MappedBlock {
+  int32_t table = 0;
+  int32_t block = 0;
+  int32_t frame = 0;  // -1: nothing to write
+};
+
+// Writes the page lists of resident sequences: for every layer and kv head
+//   lists[((table * num_layers + layer) * num_kv_heads + head) * max_blocks + block] =
+//       pool + ((frame * num_layers + layer) * num_kv_heads + head) * page_bytes
+// Two entries never name the same (table, block).
+struct MapPagesParams {
+  const MappedBlock* mapped = nullptr;  // [num_mapped]
+  int num_mapped = 0;
+  std::byte* pool = nullptr;         // [frames][num_layers][num_kv_heads] pages
+  const std::byte** lists = nullptr;  // [tables][num_layers][num_kv_heads][max_blocks]
+  size_t page_bytes = 0;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int max_blocks = 0;
+};
+
+}  // namespace augur::kernels
