@@ -46,6 +46,8 @@ class Backend {
 
   // For the start-up line and bench records, e.g. "cpu avx512 x2".
   virtual std::string Describe() const = 0;
+  // Ops run on a device with memory of its own, behind the host.
+  virtual bool IsDevice() const = 0;
 
   // Uninitialised memory that ops may read and write, 64-byte aligned; null when there is not
   // enough.
@@ -54,7 +56,8 @@ class Backend {
   // Likewise, memory that the host may touch as well (pinned, where ops run on a device); freed by
   // Free, too. Every use of it by an op crosses the link to the device.
   virtual void* AllocateHost(size_t bytes) = 0;
-  // In order with the ops, between any two of these kinds of memory.
+  // In order with the ops, between any two of these kinds of memory. `from` may be any host memory
+  // that stays as it is until Synchronize().
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
 
   virtual std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) = 0;

@@ -1,12 +1,12 @@
 #include "kernels/device_failure.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
-
-#include <unistd.h>
 
 namespace augur::kernels {
 namespace {

@@ -85,6 +85,7 @@ bool KvStore::Open(const KvAdmission& admission) {
     // Held already, so that Extend asks for what is missing alone.
     const std::span<const BlockId> table = device_.table(SharedTable(id));
     kv->frames.assign(table.begin(), table.end());
+    kv->frames_epoch = ++last_epoch_;
     open_.emplace(id, std::move(kv));
     AUGUR_CHECK(Extend(id, admission.blocks));
     return true;
@@ -108,6 +109,7 @@ bool KvStore::TakeFrames(const KvFootprint& footprint, SequenceKv* kv) {
   const std::span<const BlockId> table = device_.table(PrivateTable(kv->id));
   const int in_place = footprint.slot_frames + footprint.layer0_frames;
   kv->frames.assign(table.begin(), table.begin() + in_place);
+  kv->frames_epoch = ++last_epoch_;
   const int end_keys = in_place + footprint.key_frames;
   kv->key_frames.assign(table.begin() + in_place, table.begin() + end_keys);
   const int end_partial = end_keys + footprint.partial_frames;

@@ -147,6 +147,7 @@ class KvStore {
   Sequences closing_;
   std::map<SequenceId, int> computed_tokens_;  // of saved sequences
   std::deque<Ticket> in_flight_;               // oldest first; some may be done
+  uint64_t last_epoch_ = 0;                    // of SequenceKv::frames_epoch
 };
 
 template <class PageOf>

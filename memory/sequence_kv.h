@@ -31,6 +31,7 @@ struct SequenceKv {
   KvDemand demand;
   int num_slots = 0;                // demand.num_slots, or the blocks of a shorter sequence
   std::vector<int32_t> frames;      // kDevice: of each block. kTiered: slot frames, then layer 0
+  uint64_t frames_epoch = 0;        // another one whenever frames changed other than at their end
   std::vector<int32_t> key_frames;  // of each 32 blocks' compressed keys
   std::vector<int32_t> partial_frames;  // of each 8 blocks' partial keys
   std::vector<int32_t> bias_frames;     // of each bias_frame_blocks() blocks' eviction biases

@@ -37,7 +37,7 @@ void LayerWorker::RunEvictionBias(int layer) {
   const EvictionHead& head = options_.eviction.weights[layer].eviction;
   backend_->EvictionBias({.gate = head.gate.data(),
                           .weight = head.weight.data(),
-                          .bias = head.bias.empty() ? nullptr : head.bias.data(),
+                          .bias = head.bias.data(),
                           .segments = eviction_segments_.data(),
                           .num_segments = static_cast<int>(eviction_segments_.size()),
                           .num_kv_heads = options_.num_kv_heads,

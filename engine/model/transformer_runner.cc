@@ -8,16 +8,26 @@
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
+namespace {
+
+int QkvStride(const ModelConfig& config, bool has_forecast) {
+  return config.q_width() + (has_forecast ? 4 : 2) * config.kv_width();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<TransformerRunner>> TransformerRunner::Create(
     kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
     const TransformerRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock) {
-  std::unique_ptr<TransformerRunner> runner(
-      new TransformerRunner(backend, config, std::move(weights), options));
-  const LayerWorkerOptions attention = runner->AttentionOptions();
-  runner->qkv_stride_ = attention.row_stride();
-  AUGUR_RETURN_IF_ERROR(runner->Allocate());
-  runner->FillRopeTables();
+  AUGUR_CHECK(!backend->IsDevice());
+  std::unique_ptr<TransformerRunner> runner(new TransformerRunner(backend, config, options));
+  AUGUR_ASSIGN_OR_RETURN(
+      runner->layers_,
+      TransformerLayers::Create(backend, config, std::move(weights),
+                                {.max_rows = options.max_rows,
+                                 .max_sampled = options.max_segments,
+                                 .max_context = options.max_context,
+                                 .qkv_stride = QkvStride(config, options.has_forecast)}));
   AUGUR_ASSIGN_OR_RETURN(
       runner->layer_worker_,
       LayerWorker::Create(backend, runner->AttentionOptions(), kv->store(), kv->stats(), clock));
@@ -25,6 +35,7 @@ absl::StatusOr<std::unique_ptr<TransformerRunner>> TransformerRunner::Create(
 }
 
 LayerWorkerOptions TransformerRunner::AttentionOptions() const {
+  const TransformerWeights& weights = layers_->weights();
   return {.num_layers = config_.num_layers,
           .num_q_heads = config_.num_q_heads,
           .num_kv_heads = config_.num_kv_heads,
@@ -39,75 +50,26 @@ LayerWorkerOptions TransformerRunner::AttentionOptions() const {
           .prefetch = options_.prefetch,
           .recall_every = options_.recall_every,
           .compute_threads = options_.compute_threads,
-          .cos = cos_,
-          .sin = sin_,
-          .infinigen = {.basis = weights_.infinigen ? &*weights_.infinigen : nullptr,
-                        .weights = weights_.layers,
+          .cos = layers_->cos(),
+          .sin = layers_->sin(),
+          .infinigen = {.basis = weights.infinigen ? &*weights.infinigen : nullptr,
+                        .weights = weights.layers,
                         .hidden_size = config_.hidden_size},
           .eviction = {.weights = config_.has_eviction_heads
-                                      ? std::span<const LayerWeights>(weights_.layers)
+                                      ? std::span<const LayerWeights>(weights.layers)
                                       : std::span<const LayerWeights>(),
                        .query_top_k = config_.query_top_k_blocks}};
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
-                                     TransformerWeights weights,
                                      const TransformerRunnerOptions& options)
-    : backend_(backend), config_(config), weights_(std::move(weights)), options_(options) {
+    : backend_(backend), config_(config), options_(options) {
   sampled_rows_.reserve(options.max_segments);
   sampling_.reserve(options.max_segments);
   sampled_.reserve(options.max_segments);
 }
 
-TransformerRunner::~TransformerRunner() {
-  backend_->Synchronize();
-  for (void* allocation : allocations_) backend_->Free(allocation);
-}
-
-absl::StatusOr<float*> TransformerRunner::AllocateFloats(const char* what, int64_t count) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-  void* data = backend_->Allocate(bytes);
-  if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no memory for ", what, ": ", bytes, " bytes (batched_tokens ", options_.max_rows,
-        ", batch ", options_.max_segments, ", context ", options_.max_context, ")"));
-  }
-  allocations_.push_back(data);
-  return static_cast<float*>(data);
-}
-
-absl::Status TransformerRunner::Allocate() {
-  const int64_t rows = options_.max_rows;
-  const int64_t rope = int64_t{options_.max_context} * config_.head_dim / 2;
-  AUGUR_ASSIGN_OR_RETURN(cos_, AllocateFloats("RoPE tables", rope));
-  AUGUR_ASSIGN_OR_RETURN(sin_, AllocateFloats("RoPE tables", rope));
-  AUGUR_ASSIGN_OR_RETURN(hidden_, AllocateFloats("activations", rows * config_.hidden_size));
-  AUGUR_ASSIGN_OR_RETURN(normed_, AllocateFloats("activations", rows * config_.hidden_size));
-  AUGUR_ASSIGN_OR_RETURN(qkv_, AllocateFloats("activations", rows * qkv_stride_));
-  AUGUR_ASSIGN_OR_RETURN(attended_, AllocateFloats("activations", rows * config_.q_width()));
-  AUGUR_ASSIGN_OR_RETURN(gate_up_,
-                         AllocateFloats("activations", rows * 2 * config_.intermediate_size));
-  AUGUR_ASSIGN_OR_RETURN(activated_,
-                         AllocateFloats("activations", rows * config_.intermediate_size));
-  AUGUR_ASSIGN_OR_RETURN(
-      logits_, AllocateFloats("logits", int64_t{options_.max_segments} * config_.vocab_size));
-  return absl::OkStatus();
-}
-
-// Angles in double precision: float32 products, as transformers has them, are off by 5e-5 rad at
-// position 700 already and by 100 times that at the end of a long context.
-void TransformerRunner::FillRopeTables() {
-  const int half = config_.head_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    const double inverse_frequency = std::pow(config_.rope_theta, -2.0 * i / config_.head_dim);
-    for (int position = 0; position < options_.max_context; ++position) {
-      const double angle = position * inverse_frequency;
-      const size_t at = size_t(position) * half + i;
-      cos_[at] = static_cast<float>(std::cos(angle));
-      sin_[at] = static_cast<float>(std::sin(angle));
-    }
-  }
-}
+TransformerRunner::~TransformerRunner() { backend_->Synchronize(); }
 
 void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   const int rows = static_cast<int>(inputs.token_ids.size());
@@ -121,78 +83,18 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   }
   AUGUR_CHECK(covered == rows);
 
-  backend_->Embedding({.ids = inputs.token_ids.data(),
-                       .table = weights_.embedding.bytes.data(),
-                       .table_dtype = weights_.embedding.dtype,
-                       .out = hidden_,
-                       .rows = rows,
-                       .vocab = config_.vocab_size,
-                       .hidden = config_.hidden_size});
+  const RowPhases phases{.decode_rows = 0, .rows = rows};  // one algorithm here for both
+  layers_->Embed(backend_, inputs.token_ids.data(), rows);
   layer_worker_->BeginStep(inputs.segments, rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    RunAttention(layer, rows);
-    RunMlp(layer, rows);
+    layers_->ProjectQkv(backend_, layer, phases);
+    layer_worker_->RunLayer(layer, layers_->qkv(), static_cast<float*>(layers_->attended()),
+                            static_cast<const float*>(layers_->normed()));
+    layers_->AddAttended(backend_, layer, phases);
+    layers_->AddMlp(backend_, layer, phases);
   }
   layer_worker_->EndStep();
   RunHead(inputs, outputs);
-}
-
-void TransformerRunner::RunAttention(int layer, int rows) {
-  const LayerWeights& weights = weights_.layers[layer];
-  const int hidden = config_.hidden_size;
-
-  backend_->RmsNorm({.x = hidden_,
-                     .weight = weights.attention_norm.data(),
-                     .out = normed_,
-                     .rows = rows,
-                     .hidden = hidden,
-                     .epsilon = config_.rms_norm_epsilon});
-  backend_->Linear({.x = normed_,
-                    .weight = weights.qkv.weight.get(),
-                    .bias = weights.qkv.bias_data(),
-                    .y = qkv_,
-                    .rows = rows,
-                    .x_stride = hidden,
-                    .y_stride = qkv_stride_});
-  layer_worker_->RunLayer(layer, qkv_, attended_, normed_);
-  backend_->Linear({.x = attended_,
-                    .weight = weights.output.weight.get(),
-                    .bias = weights.output.bias_data(),
-                    .y = hidden_,
-                    .rows = rows,
-                    .x_stride = config_.q_width(),
-                    .y_stride = hidden,
-                    .accumulate = true});
-}
-
-void TransformerRunner::RunMlp(int layer, int rows) {
-  const LayerWeights& weights = weights_.layers[layer];
-  const int hidden = config_.hidden_size;
-  const int intermediate = config_.intermediate_size;
-
-  backend_->RmsNorm({.x = hidden_,
-                     .weight = weights.mlp_norm.data(),
-                     .out = normed_,
-                     .rows = rows,
-                     .hidden = hidden,
-                     .epsilon = config_.rms_norm_epsilon});
-  backend_->Linear({.x = normed_,
-                    .weight = weights.gate_up.weight.get(),
-                    .bias = weights.gate_up.bias_data(),
-                    .y = gate_up_,
-                    .rows = rows,
-                    .x_stride = hidden,
-                    .y_stride = 2 * intermediate});
-  backend_->GatedSilu(
-      {.gate_up = gate_up_, .out = activated_, .rows = rows, .width = intermediate});
-  backend_->Linear({.x = activated_,
-                    .weight = weights.down.weight.get(),
-                    .bias = weights.down.bias_data(),
-                    .y = hidden_,
-                    .rows = rows,
-                    .x_stride = intermediate,
-                    .y_stride = hidden,
-                    .accumulate = true});
 }
 
 void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) {
@@ -207,24 +109,7 @@ void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) 
   const int rows = static_cast<int>(sampled_rows_.size());
   if (rows > 0) {
     sampled_.resize(rows);
-    backend_->RmsNorm({.x = hidden_,
-                       .row_ids = sampled_rows_.data(),
-                       .weight = weights_.final_norm.data(),
-                       .out = normed_,
-                       .rows = rows,
-                       .hidden = config_.hidden_size,
-                       .epsilon = config_.rms_norm_epsilon});
-    backend_->Linear({.x = normed_,
-                      .weight = weights_.head.get(),
-                      .y = logits_,
-                      .rows = rows,
-                      .x_stride = config_.hidden_size,
-                      .y_stride = config_.vocab_size});
-    backend_->SampleTokens({.logits = logits_,
-                            .params = sampling_.data(),
-                            .tokens = sampled_.data(),
-                            .rows = rows,
-                            .vocab = config_.vocab_size});
+    layers_->SampleHead(backend_, sampled_rows_.data(), sampling_.data(), rows, sampled_.data());
   }
   backend_->Synchronize();
   int next = 0;
@@ -234,7 +119,7 @@ void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) 
 }
 
 std::span<const float> TransformerRunner::logits() const {
-  return {logits_, sampled_rows_.size() * config_.vocab_size};
+  return {layers_->logits(), sampled_rows_.size() * config_.vocab_size};
 }
 
 }  // namespace augur::engine

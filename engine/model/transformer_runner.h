@@ -1,5 +1,6 @@
-// The forward pass of a decoder-only transformer over the rows of a step, op by op on a backend.
-// Attention, and where its KV lies, is engine/attention/layer_worker.h's.
+// The forward pass of a decoder-only transformer over the rows of a step, for a backend whose ops
+// read the host's memory (the CPU; a device has device_runner.h): transformer_layers.h with
+// attention by engine/attention/layer_worker.h, which knows every policy and both tiers.
 //
 // Thread: the engine's. Ownership: owns weights and activations; backend, KV memory and clock
 // outlive it.
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/layer_worker.h"
 #include "engine/model/model_config.h"
+#include "engine/model/transformer_layers.h"
 #include "engine/model/transformer_weights.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
@@ -53,34 +55,16 @@ class TransformerRunner final : public ModelRunner {
 
  private:
   TransformerRunner(kernels::Backend* backend, const ModelConfig& config,
-                    TransformerWeights weights, const TransformerRunnerOptions& options);
+                    const TransformerRunnerOptions& options);
   LayerWorkerOptions AttentionOptions() const;
-  absl::Status Allocate();
-  absl::StatusOr<float*> AllocateFloats(const char* what, int64_t count);
-  void FillRopeTables();
-  // Both add to hidden_.
-  void RunAttention(int layer, int rows);
-  void RunMlp(int layer, int rows);
   void RunHead(const StepInputs& inputs, StepOutputs* outputs);
 
   kernels::Backend* const backend_;
   const ModelConfig config_;
-  const TransformerWeights weights_;
   const TransformerRunnerOptions options_;
 
+  std::unique_ptr<TransformerLayers> layers_;
   std::unique_ptr<LayerWorker> layer_worker_;
-  std::vector<void*> allocations_;
-  int qkv_stride_ = 0;
-  float* cos_ = nullptr;        // [max_context, head_dim / 2]
-  float* sin_ = nullptr;        // [max_context, head_dim / 2]
-  float* hidden_ = nullptr;     // [max_rows, hidden]
-  float* normed_ = nullptr;     // [max_rows, hidden]
-  float* qkv_ = nullptr;        // [max_rows, qkv_stride_]
-  float* attended_ = nullptr;   // [max_rows, q width]
-  float* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
-  float* activated_ = nullptr;  // [max_rows, intermediate]
-  float* logits_ = nullptr;     // [max_segments, vocab]
-
   std::vector<int32_t> sampled_rows_;  // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
   std::vector<int32_t> sampled_;

@@ -1,10 +1,13 @@
 #include "engine/model/transformer_weights.h"
 
+#include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/random_weight.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
@@ -64,6 +67,20 @@ TensorData ConvertTo(kernels::DType dtype, const TensorData& tensor) {
   return converted;
 }
 
+template <class T>
+absl::StatusOr<kernels::BackendArray<T>> InBackend(kernels::Backend* backend,
+                                                   std::span<const T> values) {
+  kernels::BackendArray<T> array(backend, values);
+  if (array.allocated()) return array;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for the weights: ", values.size_bytes(), " bytes more"));
+}
+
+absl::StatusOr<kernels::BackendArray<float>> FloatsInBackend(kernels::Backend* backend,
+                                                             const std::vector<float>& values) {
+  return InBackend(backend, std::span<const float>(values));
+}
+
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, const ModelConfig& config, kernels::Backend* backend,
@@ -74,9 +91,11 @@ class Loader {
     TransformerWeights weights;
     const int64_t vocab = config_.vocab_size;
     const int64_t hidden = config_.hidden_size;
-    AUGUR_ASSIGN_OR_RETURN(weights.embedding,
+    AUGUR_ASSIGN_OR_RETURN(const TensorData embedding,
                            checkpoint_.Read("model.embed_tokens.weight", {vocab, hidden}));
-    weights.dtype = weights.embedding.dtype;
+    AUGUR_ASSIGN_OR_RETURN(weights.embedding,
+                           InBackend(backend_, std::span<const std::byte>(embedding.bytes)));
+    weights.dtype = embedding.dtype;
     num_parameters_ += vocab * hidden;
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(layer));
@@ -86,7 +105,7 @@ class Loader {
     // A checkpoint whose config says "tied" may still carry a copy of the head; transformers
     // ignores it too.
     if (config_.tie_word_embeddings) {
-      weights.head = Pack(weights.embedding);
+      weights.head = Pack(embedding);
     } else {
       AUGUR_ASSIGN_OR_RETURN(const TensorData head,
                              checkpoint_.Read("lm_head.weight", {vocab, hidden}));
@@ -146,7 +165,7 @@ class Loader {
     AUGUR_ASSIGN_OR_RETURN(const TensorData delta,
                            checkpoint_.Read(attention + "delta.weight", {heads, width}));
     num_parameters_ += heads * width;
-    head.weight = Widen(delta);
+    AUGUR_ASSIGN_OR_RETURN(head.weight, FloatsInBackend(backend_, Widen(delta)));
     if (config_.attention_bias) {
       AUGUR_ASSIGN_OR_RETURN(head.bias, Vector(attention + "delta.bias", heads));
     }
@@ -157,6 +176,7 @@ class Loader {
                                        bool bias,
                                        const std::vector<const TensorData*>& heads = {}) {
     LinearWeights linear;
+    std::vector<float> biases;
     std::vector<TensorData> matrices;
     for (const Part& part : parts) {
       AUGUR_ASSIGN_OR_RETURN(TensorData matrix,
@@ -165,22 +185,29 @@ class Loader {
       matrices.push_back(std::move(matrix));
       if (!bias) continue;
       AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values,
-                             Vector(part.name + ".bias", part.rows));
-      linear.bias.insert(linear.bias.end(), values.begin(), values.end());
+                             HostVector(part.name + ".bias", part.rows));
+      biases.insert(biases.end(), values.begin(), values.end());
     }
     for (const TensorData* head : heads) {
       matrices.push_back(ConvertTo(matrices[0].dtype, *head));
-      if (bias) linear.bias.insert(linear.bias.end(), head->shape[0], 0.0f);
+      if (bias) biases.insert(biases.end(), head->shape[0], 0.0f);
+    }
+    if (bias) {
+      AUGUR_ASSIGN_OR_RETURN(linear.bias, FloatsInBackend(backend_, biases));
     }
     linear.weight =
         Pack(matrices.size() == 1 ? std::move(matrices[0]) : StackRows(std::move(matrices)));
     return linear;
   }
 
-  absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t size) {
+  absl::StatusOr<std::vector<float>> HostVector(const std::string& name, int64_t size) {
     AUGUR_ASSIGN_OR_RETURN(const TensorData tensor, checkpoint_.Read(name, {size}));
     num_parameters_ += size;
     return Widen(tensor);
+  }
+  absl::StatusOr<kernels::BackendArray<float>> Vector(const std::string& name, int64_t size) {
+    AUGUR_ASSIGN_OR_RETURN(const std::vector<float> values, HostVector(name, size));
+    return FloatsInBackend(backend_, values);
   }
 
   std::unique_ptr<kernels::PackedWeight> Pack(const TensorData& matrix) const {
@@ -204,6 +231,57 @@ absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& chec
                                                           kernels::Backend* backend,
                                                           const ForecastHeads* heads) {
   return Loader(checkpoint, config, backend, heads).Load();
+}
+
+absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& config,
+                                                            kernels::DType dtype, uint64_t seed,
+                                                            kernels::Backend* backend) {
+  TransformerWeights weights;
+  weights.dtype = dtype;
+  uint64_t next_seed = seed << 16;  // a model has fewer than 65,536 matrices
+  const auto matrix = [&](int64_t out, int64_t in) {
+    weights.num_parameters += out * in;
+    return backend->PackWeight({.dtype = dtype,
+                                .out_features = static_cast<int>(out),
+                                .in_features = static_cast<int>(in),
+                                .random_seed = next_seed++,
+                                .random_scale = 1.0f / std::sqrt(static_cast<float>(in))});
+  };
+  const auto linear = [&](int64_t out, int64_t in, bool bias) -> absl::StatusOr<LinearWeights> {
+    LinearWeights made{.weight = matrix(out, in), .bias = {}};
+    if (!bias) return made;
+    AUGUR_ASSIGN_OR_RETURN(made.bias, FloatsInBackend(backend, std::vector<float>(out, 0.0f)));
+    return made;
+  };
+  const int64_t hidden = config.hidden_size, vocab = config.vocab_size;
+  const std::vector<float> ones(hidden, 1.0f);
+  TensorData embedding{.dtype = kernels::DType::kF32, .shape = {vocab, hidden}, .bytes = {}};
+  embedding.bytes.resize(size_t(vocab) * hidden * sizeof(float));
+  for (int64_t i = 0; i < vocab * hidden; ++i) {
+    const float value = kernels::RandomWeight(next_seed, i);
+    std::memcpy(embedding.bytes.data() + i * sizeof value, &value, sizeof value);
+  }
+  embedding = ConvertTo(dtype, embedding);
+  AUGUR_ASSIGN_OR_RETURN(weights.embedding,
+                         InBackend(backend, std::span<const std::byte>(embedding.bytes)));
+  ++next_seed;
+  weights.num_parameters += vocab * hidden;
+  for (int i = 0; i < config.num_layers; ++i) {
+    LayerWeights layer;
+    AUGUR_ASSIGN_OR_RETURN(layer.attention_norm, FloatsInBackend(backend, ones));
+    AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm, FloatsInBackend(backend, ones));
+    AUGUR_ASSIGN_OR_RETURN(
+        layer.qkv, linear(config.q_width() + 2 * config.kv_width(), hidden, config.attention_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.output, linear(hidden, config.q_width(), config.attention_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.gate_up,
+                           linear(2 * int64_t{config.intermediate_size}, hidden, config.mlp_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.down, linear(hidden, config.intermediate_size, config.mlp_bias));
+    weights.num_parameters += 2 * hidden;
+    weights.layers.push_back(std::move(layer));
+  }
+  AUGUR_ASSIGN_OR_RETURN(weights.final_norm, FloatsInBackend(backend, ones));
+  weights.head = matrix(vocab, hidden);
+  return weights;
 }
 
 }  // namespace augur::engine

@@ -26,6 +26,7 @@ class CallRecorder final : public Backend {
   explicit CallRecorder(RecordedCalls* to) : to_(to) {}
 
   std::string Describe() const override { return "recorder"; }
+  bool IsDevice() const override { return false; }
   void* Allocate(size_t) override { return Never(); }
   void Free(void*) override { Never(); }
   void* AllocateHost(size_t) override { return Never(); }
@@ -42,15 +43,31 @@ class CallRecorder final : public Backend {
   void RmsNorm(const RmsNormParams& params) override { Keep(&Backend::RmsNorm, params); }
   void Linear(const LinearParams& params) override { Keep(&Backend::Linear, params); }
   void RopeAppend(const RopeAppendParams& params) override { Keep(&Backend::RopeAppend, params); }
-  void CompressKeys(const CompressKeysParams& params) override { Keep(&Backend::CompressKeys, params); }
-  void SelectBlocks(const SelectBlocksParams& params) override { Keep(&Backend::SelectBlocks, params); }
-  void SumChannels(const SumChannelsParams& params) override { Keep(&Backend::SumChannels, params); }
-  void ProjectKeys(const ProjectKeysParams& params) override { Keep(&Backend::ProjectKeys, params); }
-  void ProjectQueries(const ProjectQueriesParams& params) override { Keep(&Backend::ProjectQueries, params); }
-  void EvictionBias(const EvictionBiasParams& params) override { Keep(&Backend::EvictionBias, params); }
-  void PagedAttention(const PagedAttentionParams& params) override { Keep(&Backend::PagedAttention, params); }
+  void CompressKeys(const CompressKeysParams& params) override {
+    Keep(&Backend::CompressKeys, params);
+  }
+  void SelectBlocks(const SelectBlocksParams& params) override {
+    Keep(&Backend::SelectBlocks, params);
+  }
+  void SumChannels(const SumChannelsParams& params) override {
+    Keep(&Backend::SumChannels, params);
+  }
+  void ProjectKeys(const ProjectKeysParams& params) override {
+    Keep(&Backend::ProjectKeys, params);
+  }
+  void ProjectQueries(const ProjectQueriesParams& params) override {
+    Keep(&Backend::ProjectQueries, params);
+  }
+  void EvictionBias(const EvictionBiasParams& params) override {
+    Keep(&Backend::EvictionBias, params);
+  }
+  void PagedAttention(const PagedAttentionParams& params) override {
+    Keep(&Backend::PagedAttention, params);
+  }
   void GatedSilu(const GatedSiluParams& params) override { Keep(&Backend::GatedSilu, params); }
-  void SampleTokens(const SampleTokensParams& params) override { Keep(&Backend::SampleTokens, params); }
+  void SampleTokens(const SampleTokensParams& params) override {
+    Keep(&Backend::SampleTokens, params);
+  }
   void MapPages(const MapPagesParams& params) override { Keep(&Backend::MapPages, params); }
 
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>&) override {

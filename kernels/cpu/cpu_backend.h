@@ -32,6 +32,7 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   std::string Describe() const override;
+  bool IsDevice() const override { return false; }
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
   void* AllocateHost(size_t bytes) override { return Allocate(bytes); }

@@ -43,7 +43,8 @@ AttentionSpan SpanOfHead(const PagedAttentionParams& params, const AttentionSegm
   span.q_stride = params.q_stride;
   span.out_stride = size_t(params.num_q_heads) * params.head_dim;
   span.q = params.q + first_row * span.q_stride + first_head * params.head_dim;
-  span.out = static_cast<float*>(params.out) + first_row * span.out_stride + first_head * params.head_dim;
+  span.out =
+      static_cast<float*>(params.out) + first_row * span.out_stride + first_head * params.head_dim;
   if (params.states != nullptr) {
     const size_t state_floats = AttentionStateFloats(params.head_dim);
     span.states_stride = params.num_q_heads * state_floats;

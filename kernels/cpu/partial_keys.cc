@@ -6,10 +6,10 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/project_keys.h"
 #include "kernels/ops/project_queries.h"
 #include "kernels/ops/sum_channels.h"
-#include "kernels/kv_page.h"
 
 namespace augur::kernels {
 namespace {

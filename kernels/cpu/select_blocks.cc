@@ -11,8 +11,8 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/ops/compress_keys.h"
 #include "kernels/kv_page.h"
+#include "kernels/ops/compress_keys.h"
 
 namespace augur::kernels {
 namespace {

@@ -1,8 +1,7 @@
-#include "kernels/cuda/cuda_backend.h"
-
 #include <string>
 
 #include "kernels/check.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_devices.h"
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/launch.h"

@@ -1,5 +1,5 @@
-// The CUDA backend: Backend's ops as kernels on one stream of one device. Each op is one file beside
-// this one, named after it; files that hold only device code are the op's parts.
+// The CUDA backend: Backend's ops as kernels on one stream of one device. Each op is one file
+// beside this one, named after it; files that hold only device code are the op's parts.
 //
 // Thread: as Backend. Ownership: its stream, cuBLASLt handle and scratch, all made at start; an op
 // allocates nothing and does not synchronise, so any op can be recorded into a graph. Failure: a
@@ -28,6 +28,7 @@ class CudaBackend final : public Backend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   std::string Describe() const override;
+  bool IsDevice() const override { return true; }
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
   void* AllocateHost(size_t bytes) override;

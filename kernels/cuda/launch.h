@@ -13,12 +13,12 @@ namespace augur::kernels {
 [[noreturn]] void ReportCudaFailure(cudaError_t error, const char* call, const char* file,
                                     int line);
 
-#define AUGUR_CUDA(call)                                                            \
-  do {                                                                              \
-    const cudaError_t augur_cuda_error = (call);                                    \
-    if (augur_cuda_error != cudaSuccess) {                                          \
+#define AUGUR_CUDA(call)                                                                \
+  do {                                                                                  \
+    const cudaError_t augur_cuda_error = (call);                                        \
+    if (augur_cuda_error != cudaSuccess) {                                              \
       ::augur::kernels::ReportCudaFailure(augur_cuda_error, #call, __FILE__, __LINE__); \
-    }                                                                               \
+    }                                                                                   \
   } while (false)
 
 // Kernels start while their predecessor on the stream drains (programmatic dependent launch), which

@@ -18,8 +18,8 @@ struct MappedBlock {
 struct MapPagesParams {
   const MappedBlock* mapped = nullptr;  // [num_mapped]
   int num_mapped = 0;
-  std::byte* pool = nullptr;         // [frames][num_layers][num_kv_heads] pages
-  const std::byte** lists = nullptr;  // [tables][num_layers][num_kv_heads][max_blocks]
+  std::byte* pool = nullptr;    // [frames][num_layers][num_kv_heads] pages
+  std::byte** lists = nullptr;  // [tables][num_layers][num_kv_heads][max_blocks]
   size_t page_bytes = 0;
   int num_layers = 0;
   int num_kv_heads = 0;

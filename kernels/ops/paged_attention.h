@@ -43,8 +43,8 @@ struct PagedAttentionParams {
   int num_q_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  DType dtype = DType::kF32;  // of the pages
-  float scale = 1.0f;         // usually 1 / sqrt(head_dim)
+  DType dtype = DType::kF32;      // of the pages
+  float scale = 1.0f;             // usually 1 / sqrt(head_dim)
   DType out_dtype = DType::kF32;  // the CPU's: kF32
   Phase phase = Phase::kPrefill;  // kDecode: every segment has one row at most
   // Entries of the longest list, at most: what the host knows where it cannot read the segments.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -11,6 +12,10 @@
 #include "engine/model/checkpoint.h"
 #include "engine/model/forecast_heads.h"
 #include "kernels/check.h"
+#ifdef AUGUR_HAS_CUDA
+#include "kernels/cuda/cuda_devices.h"
+#include "kernels/cuda/make_cuda_backend.h"
+#endif
 
 namespace augur::tests {
 namespace {
@@ -26,11 +31,51 @@ std::vector<memory::BlockKey> KeysOf(const std::vector<int32_t>& tokens, int blo
   return keys;
 }
 
+std::unique_ptr<kernels::Backend> MakeBackend(const ModelDriverOptions& options) {
+  if (options.backend != DriverBackend::kCuda) {
+    return kernels::MakeCpuBackend({.num_threads = options.threads});
+  }
+#ifdef AUGUR_HAS_CUDA
+  std::string error;
+  auto backend = kernels::MakeCudaBackend({}, &error);
+  EXPECT_NE(backend, nullptr) << error;
+  return backend;
+#else
+  AUGUR_CHECK(!"a build with CUDA");
+  return nullptr;
+#endif
+}
+
 }  // namespace
+
+std::vector<DriverBackend> DriverBackendsHere() {
+  std::vector<DriverBackend> backends = {DriverBackend::kCpu, DriverBackend::kCpuAsDevice};
+#ifdef AUGUR_HAS_CUDA
+  if (!kernels::FindCudaDevices().empty()) backends.push_back(DriverBackend::kCuda);
+#endif
+  return backends;
+}
+
+const char* NameOf(DriverBackend backend) {
+  switch (backend) {
+    case DriverBackend::kCpu:
+      return "cpu";
+    case DriverBackend::kCpuAsDevice:
+      return "cpu_as_device";
+    case DriverBackend::kCuda:
+      return "cuda";
+  }
+  return "?";
+}
+
+std::string SourceFolder() {
+  const char* const moved = std::getenv("AUGUR_SOURCE_DIR");
+  return moved != nullptr ? moved : AUGUR_SOURCE_DIR;
+}
 
 ModelDriver::ModelDriver(const ModelDriverOptions& options,
                          std::unique_ptr<memory::TransferEngine> transfers)
-    : options_(options), backend_(kernels::MakeCpuBackend({.num_threads = options.threads})) {
+    : options_(options), backend_(MakeBackend(options)) {
   const auto config = engine::LoadModelConfig(options.folder);
   AUGUR_CHECK(config.ok());
   config_ = *config;
@@ -60,21 +105,42 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
   auto kv = memory::KvMemory::Create(backend_.get(), plan, std::move(transfers));
   AUGUR_CHECK(kv.ok());
   kv_ = *std::move(kv);
-  auto runner = engine::TransformerRunner::Create(
-      backend_.get(), config_, *std::move(weights),
-      {.max_rows = options.max_rows,
-       .max_segments = options.max_segments,
-       .max_context =
-           options.max_context > 0 ? options.max_context : config_.max_position_embeddings,
-       .kv_dtype = options.kv_dtype,
-       .has_forecast = heads.has_value(),
-       .max_top_k = options.max_top_k,
-       .staging_blocks = options.staging_blocks,
-       .prefetch = options.prefetch,
-       .recall_every = options.recall_every},
-      kv_.get(), &clock_);
+  MakeRunner(*std::move(weights), heads.has_value());
+}
+
+void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_forecast) {
+  const int max_context =
+      options_.max_context > 0 ? options_.max_context : config_.max_position_embeddings;
+  if (options_.backend != DriverBackend::kCpu) {
+    auto runner = engine::DeviceRunner::Create(backend_.get(), config_, std::move(weights),
+                                               {.max_rows = options_.max_rows,
+                                                .max_segments = options_.max_segments,
+                                                .max_context = max_context,
+                                                .kv_dtype = options_.kv_dtype},
+                                               kv_.get());
+    AUGUR_CHECK(runner.ok());
+    device_runner_ = *std::move(runner);
+    return;
+  }
+  auto runner = engine::TransformerRunner::Create(backend_.get(), config_, std::move(weights),
+                                                  {.max_rows = options_.max_rows,
+                                                   .max_segments = options_.max_segments,
+                                                   .max_context = max_context,
+                                                   .kv_dtype = options_.kv_dtype,
+                                                   .has_forecast = has_forecast,
+                                                   .max_top_k = options_.max_top_k,
+                                                   .staging_blocks = options_.staging_blocks,
+                                                   .prefetch = options_.prefetch,
+                                                   .recall_every = options_.recall_every},
+                                                  kv_.get(), &clock_);
   AUGUR_CHECK(runner.ok());
-  runner_ = *std::move(runner);
+  host_runner_ = *std::move(runner);
+}
+
+std::vector<float> ModelDriver::CopyLogits() {
+  if (device_runner_ != nullptr) return device_runner_->CopyLogits();
+  const std::span<const float> logits = host_runner_->logits();
+  return {logits.begin(), logits.end()};
 }
 
 ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
@@ -143,11 +209,14 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     ids.insert(ids.end(), first, first + part.rows);
     sequence.computed += part.rows;
   }
-  runner_->Run({.token_ids = ids, .segments = segments}, &outputs_);
+  engine::ModelRunner* runner = host_runner_.get();
+  if (device_runner_ != nullptr) runner = device_runner_.get();
+  runner->Run({.token_ids = ids, .segments = segments}, &outputs_);
+  const std::vector<float> all = CopyLogits();
   std::vector<std::vector<float>> logits;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto row = runner_->logits().subspan(i * config_.vocab_size, config_.vocab_size);
-    logits.emplace_back(row.begin(), row.end());
+    const auto row = all.begin() + i * config_.vocab_size;
+    logits.emplace_back(row, row + config_.vocab_size);
   }
   return logits;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/attention/attention_policy.h"
+#include "engine/model/device_runner.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
 #include "kernels/backend.h"
@@ -16,9 +17,19 @@
 
 namespace augur::tests {
 
+// What computes: the CPU by its own runner, the CPU by the runner for devices, or a device.
+enum class DriverBackend { kCpu, kCpuAsDevice, kCuda };
+// Those of this build and machine.
+std::vector<DriverBackend> DriverBackendsHere();
+const char* NameOf(DriverBackend backend);
+
+// The repository, at run time $AUGUR_SOURCE_DIR where it is not where it was built.
+std::string SourceFolder();
+
 struct ModelDriverOptions {
   std::string folder;
   int threads = 1;
+  DriverBackend backend = DriverBackend::kCpu;  // others: dense attention over resident KV alone
   kernels::DType kv_dtype = kernels::DType::kF32;
   int max_rows = 1024;
   int max_segments = 64;
@@ -83,16 +94,20 @@ class ModelDriver {
   void RestoreSampled(const std::vector<int32_t>& sampled) { outputs_.tokens = sampled; }
   int vocab() const { return config_.vocab_size; }
   const engine::ModelConfig& config() const { return config_; }
-  const engine::LayerWorker& layer_worker() const { return runner_->layer_worker(); }
+  const engine::LayerWorker& layer_worker() const { return host_runner_->layer_worker(); }
   memory::KvMemory& kv() { return *kv_; }
 
  private:
+  void MakeRunner(engine::TransformerWeights weights, bool has_forecast);
+  std::vector<float> CopyLogits();
+
   const ModelDriverOptions options_;
   memory::SteadyClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
   engine::ModelConfig config_;
   std::unique_ptr<memory::KvMemory> kv_;
-  std::unique_ptr<engine::TransformerRunner> runner_;
+  std::unique_ptr<engine::TransformerRunner> host_runner_;  // one of the two
+  std::unique_ptr<engine::DeviceRunner> device_runner_;
   engine::StepOutputs outputs_;
   memory::SequenceId next_id_ = 1;
 };

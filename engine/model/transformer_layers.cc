@@ -1,0 +1,221 @@
+#include "engine/model/transformer_layers.h"
+
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::Backend;
+using kernels::BackendArray;
+using kernels::DType;
+using kernels::LinearParams;
+using kernels::Phase;
+
+// One call for the rows of each phase.
+void RunLinear(Backend* backend, LinearParams params, RowPhases phases) {
+  const auto* x = static_cast<const std::byte*>(params.x);
+  auto* y = static_cast<std::byte*>(params.y);
+  const auto run = [&](int first, int rows, Phase phase) {
+    if (rows == 0) return;
+    params.x = x + size_t(first) * params.x_stride * kernels::BytesOf(params.x_dtype);
+    params.y = y + size_t(first) * params.y_stride * kernels::BytesOf(params.y_dtype);
+    params.rows = rows;
+    params.phase = phase;
+    backend->Linear(params);
+  };
+  run(0, phases.decode_rows, Phase::kDecode);
+  run(phases.decode_rows, phases.rows - phases.decode_rows, Phase::kPrefill);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TransformerLayers>> TransformerLayers::Create(
+    Backend* backend, const ModelConfig& config, TransformerWeights weights,
+    const TransformerLayersOptions& options) {
+  std::unique_ptr<TransformerLayers> layers(
+      new TransformerLayers(backend, config, std::move(weights), options));
+  AUGUR_RETURN_IF_ERROR(layers->Allocate());
+  AUGUR_RETURN_IF_ERROR(layers->FillRopeTables());
+  return layers;
+}
+
+TransformerLayers::TransformerLayers(Backend* backend, const ModelConfig& config,
+                                     TransformerWeights weights,
+                                     const TransformerLayersOptions& options)
+    : backend_(backend),
+      config_(config),
+      weights_(std::move(weights)),
+      options_(options),
+      activation_dtype_(backend->ActivationDType(weights_.dtype)) {}
+
+absl::StatusOr<void*> TransformerLayers::AllocateElements(const char* what, int64_t count,
+                                                          DType dtype) {
+  const size_t bytes = static_cast<size_t>(count) * kernels::BytesOf(dtype);
+  allocations_.emplace_back(backend_, bytes);
+  if (allocations_.back().allocated()) return static_cast<void*>(allocations_.back().data());
+  return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes,
+                                                   " bytes (batched_tokens ", options_.max_rows,
+                                                   ", batch ", options_.max_sampled, ")"));
+}
+
+absl::Status TransformerLayers::Allocate() {
+  const int64_t rows = options_.max_rows;
+  const int64_t hidden = rows * config_.hidden_size;
+  const int64_t intermediate = rows * config_.intermediate_size;
+  const int64_t logits = int64_t{options_.max_sampled} * config_.vocab_size;
+  const auto floats = [&](const char* what, int64_t count, float** to) -> absl::Status {
+    AUGUR_ASSIGN_OR_RETURN(void* const data, AllocateElements(what, count, DType::kF32));
+    *to = static_cast<float*>(data);
+    return absl::OkStatus();
+  };
+  constexpr const char* kActivations = "activations";
+  AUGUR_RETURN_IF_ERROR(floats(kActivations, hidden, &hidden_));
+  AUGUR_RETURN_IF_ERROR(floats(kActivations, rows * options_.qkv_stride, &qkv_));
+  AUGUR_RETURN_IF_ERROR(floats("logits", logits, &logits_));
+  AUGUR_ASSIGN_OR_RETURN(normed_, AllocateElements(kActivations, hidden, activation_dtype_));
+  AUGUR_ASSIGN_OR_RETURN(
+      attended_, AllocateElements(kActivations, rows * config_.q_width(), activation_dtype_));
+  AUGUR_ASSIGN_OR_RETURN(gate_up_,
+                         AllocateElements(kActivations, 2 * intermediate, activation_dtype_));
+  AUGUR_ASSIGN_OR_RETURN(activated_,
+                         AllocateElements(kActivations, intermediate, activation_dtype_));
+  return absl::OkStatus();
+}
+
+// Angles in double precision: float32 products, as transformers has them, are off by 5e-5 rad at
+// position 700 already and by 100 times that at the end of a long context.
+absl::Status TransformerLayers::FillRopeTables() {
+  const int half = config_.head_dim / 2;
+  std::vector<float> cos(size_t(options_.max_context) * half), sin(cos.size());
+  for (int i = 0; i < half; ++i) {
+    const double inverse_frequency = std::pow(config_.rope_theta, -2.0 * i / config_.head_dim);
+    for (int position = 0; position < options_.max_context; ++position) {
+      const double angle = position * inverse_frequency;
+      const size_t at = size_t(position) * half + i;
+      cos[at] = static_cast<float>(std::cos(angle));
+      sin[at] = static_cast<float>(std::sin(angle));
+    }
+  }
+  cos_ = BackendArray<float>(backend_, std::span<const float>(cos));
+  sin_ = BackendArray<float>(backend_, std::span<const float>(sin));
+  if (cos_.allocated() && sin_.allocated()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for RoPE tables: ", 2 * cos.size() * sizeof(float),
+                   " bytes (context ", options_.max_context, ")"));
+}
+
+void TransformerLayers::Embed(Backend* backend, const int32_t* ids, int rows) const {
+  backend->Embedding({.ids = ids,
+                      .table = weights_.embedding.data(),
+                      .table_dtype = weights_.dtype,
+                      .out = hidden_,
+                      .rows = rows,
+                      .vocab = config_.vocab_size,
+                      .hidden = config_.hidden_size});
+}
+
+void TransformerLayers::ProjectQkv(Backend* backend, int layer, RowPhases phases) const {
+  const LayerWeights& weights = weights_.layers[layer];
+  backend->RmsNorm({.x = hidden_,
+                    .weight = weights.attention_norm.data(),
+                    .out = normed_,
+                    .rows = phases.rows,
+                    .hidden = config_.hidden_size,
+                    .epsilon = config_.rms_norm_epsilon,
+                    .out_dtype = activation_dtype_});
+  RunLinear(backend,
+            {.x = normed_,
+             .weight = weights.qkv.weight.get(),
+             .bias = weights.qkv.bias_data(),
+             .y = qkv_,
+             .x_stride = config_.hidden_size,
+             .y_stride = options_.qkv_stride,
+             .x_dtype = activation_dtype_},
+            phases);
+}
+
+void TransformerLayers::AddAttended(Backend* backend, int layer, RowPhases phases) const {
+  const LayerWeights& weights = weights_.layers[layer];
+  RunLinear(backend,
+            {.x = attended_,
+             .weight = weights.output.weight.get(),
+             .bias = weights.output.bias_data(),
+             .y = hidden_,
+             .x_stride = config_.q_width(),
+             .y_stride = config_.hidden_size,
+             .accumulate = true,
+             .x_dtype = activation_dtype_},
+            phases);
+}
+
+void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) const {
+  const LayerWeights& weights = weights_.layers[layer];
+  const int hidden = config_.hidden_size;
+  const int intermediate = config_.intermediate_size;
+  backend->RmsNorm({.x = hidden_,
+                    .weight = weights.mlp_norm.data(),
+                    .out = normed_,
+                    .rows = phases.rows,
+                    .hidden = hidden,
+                    .epsilon = config_.rms_norm_epsilon,
+                    .out_dtype = activation_dtype_});
+  RunLinear(backend,
+            {.x = normed_,
+             .weight = weights.gate_up.weight.get(),
+             .bias = weights.gate_up.bias_data(),
+             .y = gate_up_,
+             .x_stride = hidden,
+             .y_stride = 2 * intermediate,
+             .x_dtype = activation_dtype_,
+             .y_dtype = activation_dtype_},
+            phases);
+  backend->GatedSilu({.gate_up = gate_up_,
+                      .out = activated_,
+                      .rows = phases.rows,
+                      .width = intermediate,
+                      .dtype = activation_dtype_});
+  RunLinear(backend,
+            {.x = activated_,
+             .weight = weights.down.weight.get(),
+             .bias = weights.down.bias_data(),
+             .y = hidden_,
+             .x_stride = intermediate,
+             .y_stride = hidden,
+             .accumulate = true,
+             .x_dtype = activation_dtype_},
+            phases);
+}
+
+void TransformerLayers::SampleHead(Backend* backend, const int32_t* row_ids,
+                                   const kernels::SamplingRow* sampling, int rows,
+                                   int32_t* tokens) const {
+  backend->RmsNorm({.x = hidden_,
+                    .row_ids = row_ids,
+                    .weight = weights_.final_norm.data(),
+                    .out = normed_,
+                    .rows = rows,
+                    .hidden = config_.hidden_size,
+                    .epsilon = config_.rms_norm_epsilon,
+                    .out_dtype = activation_dtype_});
+  // One row of each sequence, whatever its phase: always the algorithm for few.
+  RunLinear(backend,
+            {.x = normed_,
+             .weight = weights_.head.get(),
+             .y = logits_,
+             .x_stride = config_.hidden_size,
+             .y_stride = config_.vocab_size,
+             .x_dtype = activation_dtype_},
+            {.decode_rows = rows, .rows = rows});
+  backend->SampleTokens({.logits = logits_,
+                         .params = sampling,
+                         .tokens = tokens,
+                         .rows = rows,
+                         .vocab = config_.vocab_size});
+}
+
+}  // namespace augur::engine

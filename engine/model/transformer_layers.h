@@ -1,0 +1,88 @@
+// The layers of a decoder-only transformer but for attention over KV: norms, projections, MLP, head
+// and sampling, op by op on a backend, with the activations in between. Runners call it layer by
+// layer and do attention themselves.
+//
+// Rows stand in the order [generated tokens][prompt tokens] (kernels/ops/phase.h): every matrix
+// product is one call for each kind.
+//
+// Thread: the engine's. Ownership: weights and activations, allocated by Create; the backend
+// outlives it. The methods take the backend to call, so that a runner may record them
+// (Backend::Record). Failure: Create names the buffer, its bytes and the knob.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model_config.h"
+#include "engine/model/transformer_weights.h"
+#include "kernels/backend.h"
+#include "kernels/backend_array.h"
+
+namespace augur::engine {
+
+struct TransformerLayersOptions {
+  int max_rows = 0;     // of a step
+  int max_sampled = 0;  // rows of a step that the head reads
+  int max_context = 0;  // positions that the RoPE tables cover
+  int qkv_stride = 0;   // floats of a qkv row
+};
+
+struct RowPhases {
+  int decode_rows = 0;  // first of them: generated tokens
+  int rows = 0;         // all of them
+};
+
+class TransformerLayers {
+ public:
+  static absl::StatusOr<std::unique_ptr<TransformerLayers>> Create(
+      kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
+      const TransformerLayersOptions& options);
+
+  // ids: [rows]. Fills hidden.
+  void Embed(kernels::Backend* backend, const int32_t* ids, int rows) const;
+  // hidden -> normed() -> qkv().
+  void ProjectQkv(kernels::Backend* backend, int layer, RowPhases phases) const;
+  // attended() -> added to hidden.
+  void AddAttended(kernels::Backend* backend, int layer, RowPhases phases) const;
+  // Added to hidden.
+  void AddMlp(kernels::Backend* backend, int layer, RowPhases phases) const;
+  // Logits of the hidden rows row_ids [rows], and a token of each by its sampling row.
+  void SampleHead(kernels::Backend* backend, const int32_t* row_ids,
+                  const kernels::SamplingRow* sampling, int rows, int32_t* tokens) const;
+
+  float* qkv() const { return qkv_; }               // [max_rows, qkv_stride]
+  void* normed() const { return normed_; }          // [max_rows, hidden] of activation_dtype()
+  void* attended() const { return attended_; }      // [max_rows, q width] likewise
+  const float* logits() const { return logits_; }   // [max_sampled, vocab]
+  const float* cos() const { return cos_.data(); }  // [max_context, head_dim / 2]
+  const float* sin() const { return sin_.data(); }
+  kernels::DType activation_dtype() const { return activation_dtype_; }
+  const TransformerWeights& weights() const { return weights_; }
+
+ private:
+  TransformerLayers(kernels::Backend* backend, const ModelConfig& config,
+                    TransformerWeights weights, const TransformerLayersOptions& options);
+  absl::Status Allocate();
+  absl::StatusOr<void*> AllocateElements(const char* what, int64_t count, kernels::DType dtype);
+  absl::Status FillRopeTables();
+
+  kernels::Backend* const backend_;
+  const ModelConfig config_;
+  const TransformerWeights weights_;
+  const TransformerLayersOptions options_;
+  const kernels::DType activation_dtype_;
+
+  std::vector<kernels::BackendArray<std::byte>> allocations_;
+  kernels::BackendArray<float> cos_;
+  kernels::BackendArray<float> sin_;
+  float* hidden_ = nullptr;  // [max_rows, hidden]
+  void* normed_ = nullptr;
+  float* qkv_ = nullptr;
+  void* attended_ = nullptr;
+  void* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
+  void* activated_ = nullptr;  // [max_rows, intermediate]
+  float* logits_ = nullptr;
+};
+
+}  // namespace augur::engine
