@@ -94,6 +94,17 @@ void Engine::BeginDrain(int64_t deadline_ns) {
   wake_.notify_one();
 }
 
+void Engine::EndAllWithinStep(const absl::Status& status) {
+  std::deque<std::shared_ptr<Request>> arrivals;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    draining_ = true;
+    arrivals.swap(inbox_);
+  }
+  for (std::shared_ptr<Request>& request : arrivals) core_.Add(std::move(request));
+  core_.EndAll(status);
+}
+
 bool Engine::idle() const { return emitter_.outstanding() == 0; }
 
 uint32_t Engine::CountCachedTokens(const std::vector<memory::BlockKey>& keys,

@@ -52,6 +52,9 @@ class Engine {
   // `deadline_ns` of the clock and then ends UNAVAILABLE. Returns at once; idle() tells when it is
   // over. A second call may bring the deadline forward.
   void BeginDrain(int64_t deadline_ns);
+  // For the engine thread alone, out of a step that will never end: every request ends with
+  // `status`, new ones are refused.
+  void EndAllWithinStep(const absl::Status& status);
   // Nothing queued, nothing running, and every sink has had its terminal call.
   bool idle() const;
 

@@ -22,7 +22,9 @@ std::optional<ResidencyMode> ResidencyNamed(const std::string& name);
 
 struct KvOptions {
   ResidencyMode residency = ResidencyMode::kDevice;
-  int64_t device_bytes = 0;             // frames and, where there is a host pool, the staging area
+  // Frames and, where there is a host pool, the staging area. 0, on a device: nine tenths of what
+  // the weights leave of its memory.
+  int64_t device_bytes = 0;
   int64_t host_bytes = 0;               // unused under kDevice
   std::optional<kernels::DType> dtype;  // of KV pages; unset: the checkpoint's
   // Working set of a prefill chunk beyond slots, a multiple of 16 and at least the largest budget;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -53,6 +54,8 @@ class Backend {
   // enough.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* data) = 0;
+  // What a device's memory still has; elsewhere 0.
+  virtual int64_t FreeBytes() const = 0;
   // Likewise, memory that the host may touch as well (pinned, where ops run on a device); freed by
   // Free, too. Every use of it by an op crosses the link to the device.
   virtual void* AllocateHost(size_t bytes) = 0;

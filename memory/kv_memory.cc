@@ -22,12 +22,12 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
                                            layout.page_bytes * pools.num_staging_pages,
                                            &pools.staging));
     AUGUR_RETURN_IF_ERROR(
-        memory->Allocate("host pool", "host_kv_bytes", groups * layout.page_bytes, &pools.host));
-    AUGUR_RETURN_IF_ERROR(memory->Allocate("compressed keys of the host pool", "host_kv_bytes",
-                                           groups * layout.key_bytes, &pools.host_keys));
+        memory->AllocateHost("host pool", groups * layout.page_bytes, &pools.host));
+    AUGUR_RETURN_IF_ERROR(memory->AllocateHost("compressed keys of the host pool",
+                                               groups * layout.key_bytes, &pools.host_keys));
     if (layout.has_biases()) {
-      AUGUR_RETURN_IF_ERROR(memory->Allocate("eviction biases of the host pool", "host_kv_bytes",
-                                             groups * layout.bias_bytes, &pools.host_biases));
+      AUGUR_RETURN_IF_ERROR(memory->AllocateHost("eviction biases of the host pool",
+                                                 groups * layout.bias_bytes, &pools.host_biases));
     }
     if (transfers == nullptr) transfers = std::make_unique<CopyThreads>(options.copies);
     memory->transfers_ = std::move(transfers);
@@ -59,6 +59,13 @@ absl::Status KvMemory::Allocate(const char* what, const char* knob, size_t bytes
   if (*to != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for the ", what, ": ", bytes, " bytes (", knob, ")"));
+}
+
+absl::Status KvMemory::AllocateHost(const char* what, size_t bytes, std::byte** to) {
+  *to = static_cast<std::byte*>(backend_->AllocateHost(bytes));
+  if (*to != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for the ", what, ": ", bytes, " bytes (host_kv_bytes)"));
 }
 
 }  // namespace augur::memory

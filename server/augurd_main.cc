@@ -56,6 +56,10 @@ std::string VersionText() {
 void DefineFlags(CLI::App* app, CommandLine* line) {
   AddKeyFlag(app, "--model", "model",
              "Hugging Face folder: config.json, safetensors, tokenizer.json", line);
+  AddKeyFlag(app, "--device", "device", "cpu, cuda:N, or auto (the default)", line);
+  AddKeyFlag(app, "--random-weights", "random_weights",
+             "instead of --model: a config.json, served with random weights", line);
+  AddKeyFlag(app, "--seed", "random_seed", "of the random weights", line);
   AddKeyFlag(app, "--listen", "listen",
              "HOST:PORT for gRPC (127.0.0.1:50051); port 0 picks a free one", line);
   AddKeyFlag(app, "--metrics", "metrics", "HOST:PORT for Prometheus (127.0.0.1:9464)", line);
@@ -92,6 +96,7 @@ void DefineFlags(CLI::App* app, CommandLine* line) {
 
 // What there must be beside well-formed values before a start is worth trying.
 absl::Status CheckModelFolder(const ServerConfig& config, bool required) {
+  if (!config.random_weights.empty()) return absl::OkStatus();
   if (config.model.empty()) {
     if (!required) return absl::OkStatus();
     return absl::InvalidArgumentError("model: expected a folder, found nothing; give --model DIR");
@@ -102,9 +107,19 @@ absl::Status CheckModelFolder(const ServerConfig& config, bool required) {
                                                  Quoted(config.model, 512), ", which is not one"));
 }
 
+MachineLimits ReadMachine() {
+  MachineLimits machine = ReadMachineLimits();
+#ifdef AUGUR_WITH_CUDA
+  for (const kernels::CudaDevice& device : kernels::FindCudaDevices()) {
+    if (device.index == 0) machine.has_cuda_device = device.runs_our_code;
+  }
+#endif
+  return machine;
+}
+
 int RunWith(const CommandLine& line) {
   const absl::StatusOr<ServerConfig> config =
-      LoadServerConfig(line.config_file, line.overrides, ReadMachineLimits());
+      LoadServerConfig(line.config_file, line.overrides, ReadMachine());
   absl::Status status = config.status();
   if (status.ok()) status = CheckModelFolder(*config, !line.check_config);
   if (!status.ok()) {

@@ -4,13 +4,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#ifdef AUGUR_HAS_CUDA
+#include "kernels/cuda/make_cuda_backend.h"
+#endif
+#include "kernels/device_failure.h"
 #include "kernels/kv_page.h"
 #include "server/config_values.h"
+#include "server/logging.h"
 #include "server/port_file.h"
 #include "server/quote.h"
 #include "server/warm_up.h"
@@ -25,6 +32,10 @@ constexpr int64_t kEndGraceNs = 2 * memory::kNsPerSecond;
 // to here.
 constexpr int64_t kFlushNs = 500 * memory::kNsPerMs;
 constexpr int64_t kDrainPollNs = 5 * memory::kNsPerMs;
+// After a device failure: for streams to take their status, then for it to leave this machine. With
+// FlushLogging's second the process ends within 2 s.
+constexpr int64_t kFaultGraceNs = 500 * memory::kNsPerMs;
+constexpr int64_t kFaultFlushNs = 200 * memory::kNsPerMs;
 
 class DirectEntry final : public EngineEntry {
  public:
@@ -36,6 +47,21 @@ class DirectEntry final : public EngineEntry {
 
  private:
   engine::Engine* const engine_;
+};
+
+// A device that breaks at a step of the self-test's choosing.
+class FaultyRunner final : public engine::ModelRunner {
+ public:
+  FaultyRunner(std::unique_ptr<engine::ModelRunner> runner, int64_t fault_after)
+      : runner_(std::move(runner)), steps_left_(fault_after) {}
+  void Run(const engine::StepInputs& inputs, engine::StepOutputs* outputs) override {
+    if (--steps_left_ == 0) kernels::ReportDeviceFailure("self-test (device_fault_after)");
+    runner_->Run(inputs, outputs);
+  }
+
+ private:
+  const std::unique_ptr<engine::ModelRunner> runner_;
+  int64_t steps_left_;
 };
 
 ExitCode ExitCodeOf(const absl::Status& status) {
@@ -213,6 +239,7 @@ ExitCode Daemon::Run() {
   if (code != kExitClean) return code;
   stop_->Wait();
   Drain();
+  serving_ = false;
   return kExitClean;
 }
 
@@ -232,10 +259,58 @@ ExitCode Daemon::Listen() {
   return prepared.ok() ? kExitClean : Fail(prepared);
 }
 
+std::unique_ptr<kernels::Backend> Daemon::MakeBackend() const {
+  const int cuda_device = CudaDeviceOf(config_.device);
+  if (cuda_device < 0) {
+    return kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
+  }
+#ifdef AUGUR_HAS_CUDA
+  std::string error;
+  auto backend = kernels::MakeCudaBackend(
+      {.device = cuda_device,
+       .max_decode_rows = static_cast<int>(std::max<int64_t>(config_.batch, 64))},
+      &error);
+  if (backend == nullptr) PrintFailure("device: " + error);
+  return backend;
+#else
+  PrintFailure(absl::StrCat("device: expected cpu or auto, found ", config_.device,
+                            "; this build has no CUDA (cmake --preset cuda)"));
+  return nullptr;
+#endif
+}
+
+void Daemon::OnDeviceFailure(const std::string& message) {
+  if (!serving_.exchange(false)) {
+    PrintFailure("the device failed: " + message);
+    std::_Exit(kExitBrokenDevice);
+  }
+  spdlog::critical("the device failed: {}", Quoted(message, 512));
+  std::thread([this] {
+    // Streams need a moment to tell their clients; the process must not outlive it.
+    const int64_t end_ns = clock_.NowNs() + kFaultGraceNs;
+    while (front_.open_streams.load() > 0 && clock_.NowNs() < end_ns) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kDrainPollNs));
+    }
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kFaultFlushNs));
+    FlushLogging();
+    std::_Exit(kExitBrokenDevice);
+  }).detach();
+  health_.Set("", false);
+  health_.Set(kServiceName, false);
+  front_.ready.store(0);
+  service_.StopAdmitting();
+  engine_->EndAllWithinStep(absl::UnavailableError("the device failed"));
+}
+
 ExitCode Daemon::LoadModel() {
-  backend_ = kernels::MakeCpuBackend({.num_threads = static_cast<int>(config_.threads)});
+  kernels::SetDeviceFailureHandler(
+      [this](const std::string& message) { OnDeviceFailure(message); });
+  backend_ = MakeBackend();
+  if (backend_ == nullptr) return kExitNoMemory;
   auto model = engine::LoadModel(backend_.get(), &clock_,
                                  {.folder = config_.model,
+                                  .random_weights = config_.random_weights,
+                                  .random_seed = static_cast<uint64_t>(config_.random_seed),
                                   .max_context = static_cast<int>(config_.context),
                                   .kv = KvOptionsOf(config_),
                                   .attention = AttentionOf(config_),
@@ -253,6 +328,10 @@ void Daemon::StartEngine(engine::LoadedModel model) {
   kv_ = std::move(model.kv);
   tokenizer_ = std::move(model.tokenizer);
   const engine::EngineOptions options = EngineOptionsOf(config_, model);
+  if (config_.device_fault_after > 0) {
+    model.runner =
+        std::make_unique<FaultyRunner>(std::move(model.runner), config_.device_fault_after);
+  }
   engine_ =
       std::make_unique<engine::Engine>(options, model.info.eos_token_ids, std::move(model.runner),
                                        kv_->store(), tokenizer_.get(), &clock_);
@@ -297,6 +376,7 @@ ExitCode Daemon::BecomeReady() {
   health_.Set(kServiceName, true);
   health_.Set("", true);
   front_.ready.store(1);
+  serving_ = true;
   LogReady(info_);
   if (port_file_.empty()) return kExitClean;
   const absl::Status written = WritePortFile(port_file_, grpc_->address(), metrics_->address());

@@ -11,6 +11,7 @@
 // Failure: Run prints one line to standard error and returns the exit status (server/exit_code.h).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,11 @@ class Daemon {
  private:
   ExitCode Listen();
   ExitCode LoadModel();
+  // Null after saying why.
+  std::unique_ptr<kernels::Backend> MakeBackend() const;
+  // Called by the thread that saw it, within the backend's call: streams end, readiness goes, and
+  // the process ends with status 70 whatever that thread and the driver do.
+  void OnDeviceFailure(const std::string& message);
   void StartEngine(engine::LoadedModel model);
   ExitCode BecomeReady();
   void LogReady(const engine::ModelInfo& info) const;
@@ -59,6 +65,7 @@ class Daemon {
   const std::string port_file_;
   StopRequest* const stop_;
   const memory::SteadyClock clock_;
+  std::atomic<bool> serving_{false};
 
   FrontStats front_;
   HealthService health_;

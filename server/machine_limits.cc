@@ -74,7 +74,7 @@ MachineLimits ReadMachineLimits(const std::string& root) {
   if (const auto v1 = ParseLeadingInteger(FirstLine(base + "/memory/memory.limit_in_bytes"))) {
     memory = std::min(memory, *v1);
   }
-  return {memory, static_cast<int>(std::max<int64_t>(1, cpus))};
+  return {.memory_bytes = memory, .cpus = static_cast<int>(std::max<int64_t>(1, cpus))};
 }
 
 }  // namespace augur::server

@@ -13,6 +13,7 @@ namespace augur::server {
 struct MachineLimits {
   int64_t memory_bytes = 0;  // smallest of physical memory and the cgroup limits above this process
   int cpus = 1;  // of the affinity mask, less where a cgroup quota gives less; at least 1
+  bool has_cuda_device = false;  // that this binary runs on; not read by ReadMachineLimits
 };
 
 // `root` is put before /proc and /sys, for tests.

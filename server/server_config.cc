@@ -165,6 +165,19 @@ Key KvDtypeKey() {
           }};
 }
 
+Key DeviceKey() {
+  return {"device",
+          "what computes: cpu, cuda:N, or auto: cuda:0 where this build and machine have it",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            if (text != "auto" && text != "cpu" && CudaDeviceOf(text) < 0) {
+              return "expected auto, cpu or cuda:N with N from 0 to 63";
+            }
+            config->device = text;
+            return {};
+          },
+          [](const ServerConfig& config) { return config.device; }};
+}
+
 Key LogLevelKey() {
   return {"log_level", "least severe line that is written: debug, info, warn or error",
           [](const std::string& text, ServerConfig* config) -> std::string {
@@ -185,6 +198,11 @@ std::vector<Key> WhatIsServed() {
               4096),
       TextKey("served_name", "name that requests and metrics use; the folder's unless set",
               &C::served_name, kMaxNameBytes),
+      TextKey("random_weights",
+              "instead of model: a config.json whose shape is served with random weights, for "
+              "benches; requests give token ids",
+              &C::random_weights, 4096),
+      IntegerKey("random_seed", "names the random weights", &C::random_seed, 0, int64_t{1} << 47),
       AddressKey("listen", "where gRPC listens; port 0 picks a free one", &C::listen),
       AddressKey("metrics", "where Prometheus scrapes over HTTP", &C::metrics),
   };
@@ -193,11 +211,13 @@ std::vector<Key> WhatIsServed() {
 std::vector<Key> EngineKeys() {
   using C = ServerConfig;
   return {
+      DeviceKey(),
       IntegerKey("context", "tokens of prompt and completion; 0: the model's own limit",
                  &C::context, 0, 1 << 24),
       BytesKey("kv_bytes",
-               "memory for the KV pool; a quarter of this machine's, at most 256MiB, unless set",
-               &C::kv_bytes, 1 << 10, int64_t{1} << 46),
+               "memory for the KV pool; 0B or unset: a quarter of this machine's, at most 256MiB; "
+               "on a CUDA device nine tenths of what the weights leave",
+               &C::kv_bytes, 0, int64_t{1} << 46),
       KvDtypeKey(),
       BoolKey("prefix_cache", "reuse the KV of equal beginnings", &C::prefix_cache),
       IntegerKey("batch", "sequences in a step", &C::batch, 1, 1024),
@@ -311,6 +331,10 @@ std::vector<Key> TierKeys() {
       IntegerKey("page_check",
                  "self-test: one spilled page in that many is hashed and compared; 0: none",
                  &C::page_check, 0, 1 << 30),
+      IntegerKey("device_fault_after",
+                 "self-test: the device is taken for broken at this step, so that the process ends "
+                 "with status 70; 0: never",
+                 &C::device_fault_after, 0, int64_t{1} << 40),
       IntegerKey("recall_every", "steps between measurements of the Forecast's recall; 0: never",
                  &C::recall_every, 0, 1 << 30),
   };
@@ -485,6 +509,12 @@ absl::Status FillTiers(const MachineLimits& machine, ServerConfig* config) {
 
 // What depends on other keys or on the machine, and the rules between keys.
 absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
+  if (!config->model.empty() && !config->random_weights.empty()) {
+    return absl::InvalidArgumentError("random_weights: expected nothing beside model, found both");
+  }
+  if (config->served_name.empty() && !config->random_weights.empty()) {
+    config->served_name = "random";
+  }
   if (config->served_name.empty() && !config->model.empty()) {
     config->served_name = FolderName(config->model);
     if (config->served_name.size() > kMaxNameBytes || !engine::IsValidUtf8(config->served_name)) {
@@ -493,7 +523,8 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
                        " bytes of UTF-8, found the model folder's name; give --served-name"));
     }
   }
-  if (config->kv_bytes == 0) {
+  if (config->device == "auto") config->device = machine.has_cuda_device ? "cuda:0" : "cpu";
+  if (config->kv_bytes == 0 && config->device == "cpu") {
     config->kv_bytes = std::clamp<int64_t>(machine.memory_bytes / 4, 1 << 20, kDefaultKvBytes);
   }
   if (config->threads == 0) config->threads = std::clamp(machine.cpus, 1, 1024);
@@ -512,6 +543,13 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
 }
 
 }  // namespace
+
+int CudaDeviceOf(const std::string& device) {
+  constexpr std::string_view kPrefix = "cuda:";
+  if (!device.starts_with(kPrefix)) return -1;
+  const std::optional<int64_t> index = ParseInteger(device.substr(kPrefix.size()));
+  return index && *index >= 0 && *index < 64 ? static_cast<int>(*index) : -1;
+}
 
 absl::StatusOr<ServerConfig> LoadServerConfig(const std::string& file,
                                               const std::vector<ConfigOverride>& overrides,

@@ -24,13 +24,16 @@
 namespace augur::server {
 
 struct ServerConfig {
-  std::string model;        // Hugging Face folder
+  std::string model;           // Hugging Face folder
+  std::string random_weights;  // instead: a config.json
+  int64_t random_seed = 0;
   std::string served_name;  // empty: the folder's name
   std::string listen = "127.0.0.1:50051";
   std::string metrics = "127.0.0.1:9464";
 
-  int64_t context = 0;                     // tokens; 0: the model's own limit
-  int64_t kv_bytes = 0;                    // set from the machine when not given
+  std::string device = "auto";  // cpu or cuda:N once loaded
+  int64_t context = 0;          // tokens; 0: the model's own limit
+  int64_t kv_bytes = 0;         // set from the machine when not given; stays 0 with a CUDA device
   std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
   bool prefix_cache = true;
   engine::ResidencyMode residency = engine::ResidencyMode::kDevice;
@@ -45,6 +48,7 @@ struct ServerConfig {
   int64_t link_latency_ns = 0;
   int64_t page_check = 0;
   int64_t recall_every = 64;
+  int64_t device_fault_after = 0;
 
   // Unset ones come from the model's sparse_config, else from engine/attention/attention_policy.h.
   std::optional<engine::AttentionPolicy> prefill_policy;
@@ -77,6 +81,9 @@ struct ServerConfig {
   bool reflection = true;
   std::string log_level = "info";
 };
+
+// Of cuda:N; -1: not a CUDA device.
+int CudaDeviceOf(const std::string& device);
 
 // A key set from outside the file, with the flag as its place: {"listen", "0.0.0.0:1", "--listen"}.
 struct ConfigOverride {

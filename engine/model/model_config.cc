@@ -206,7 +206,12 @@ std::string SupportedFamilies() {
 }
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
-  const std::string path = folder + "/config.json";
+  return LoadModelConfigFile(folder + "/config.json");
+}
+
+absl::StatusOr<ModelConfig> LoadModelConfigFile(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
   AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(path, kMaxConfigBytes));
   const JsonFields fields(document, path);
   AUGUR_ASSIGN_OR_RETURN(const FamilyDefaults family, FindFamily(fields));

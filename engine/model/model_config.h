@@ -49,5 +49,7 @@ struct ModelConfig {
 std::string SupportedFamilies();
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder);
+// Likewise a config.json by its path, with the generation_config.json beside it.
+absl::StatusOr<ModelConfig> LoadModelConfigFile(const std::string& path);
 
 }  // namespace augur::engine

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/device_runner.h"
 #include "engine/model/forecast_heads.h"
 #include "engine/model/infinigen_basis.h"
 #include "engine/model/json_fields.h"
@@ -17,11 +18,11 @@
 namespace augur::engine {
 namespace {
 
-// Everything that a block's bits depend on beside its tokens.
-std::string Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint,
+// Everything that a block's bits depend on beside its tokens. `origin`: which weights.
+std::string Fingerprint(const ModelConfig& config, const std::string& origin,
                         kernels::DType kv_dtype) {
   return absl::StrCat(
-      config.family, "/", checkpoint.num_bytes(), "/",
+      config.family, "/", origin, "/",
       absl::StrJoin({config.vocab_size, config.hidden_size, config.intermediate_size,
                      config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
                     "x"),
@@ -46,7 +47,8 @@ int StagingBlocks(const KvOptions& kv, int max_top_k) {
 }
 
 // Frames and host blocks that the budgets pay for; what one does not fill is left unused.
-absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
+absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& backend,
+                                                     const ModelConfig& config,
                                                      kernels::DType kv_dtype,
                                                      const ModelOptions& options, int max_top_k) {
   const KvOptions& kv = options.kv;
@@ -84,12 +86,14 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const ModelConfig& config,
     plan.num_host_blocks = static_cast<int>(blocks);
   }
   const int64_t frame_bytes = static_cast<int64_t>(plan.layout.frame_bytes());
-  const int64_t frames = (kv.device_bytes - staging_bytes) / frame_bytes;
+  int64_t device_bytes = kv.device_bytes;
+  if (device_bytes == 0) device_bytes = backend.FreeBytes() / 10 * 9;
+  const int64_t frames = (device_bytes - staging_bytes) / frame_bytes;
   if (frames < 2 || frames > INT32_MAX) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_bytes: expected at least two frames of ", frame_bytes, " bytes",
         staging_bytes > 0 ? absl::StrCat(" beside a staging area of ", staging_bytes) : "",
-        ", found ", kv.device_bytes));
+        ", found ", device_bytes));
   }
   plan.num_frames = static_cast<int>(frames);
   return plan;
@@ -108,19 +112,110 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMatchingTokenizer(const std::stri
   return tokenizer;
 }
 
+struct LoadedWeights {
+  TransformerWeights weights;
+  std::string origin;  // for the fingerprint
+};
+
+absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const ModelConfig& config,
+                                          const ForecastHeads* heads, kernels::Backend* backend) {
+  LoadedWeights loaded;
+  if (!options.random_weights.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(loaded.weights, RandomTransformerWeights(config, kernels::DType::kBF16,
+                                                                    options.random_seed, backend));
+    loaded.origin = absl::StrCat("random", options.random_seed);
+    return loaded;
+  }
+  AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                         Checkpoint::Open(options.folder));
+  AUGUR_ASSIGN_OR_RETURN(loaded.weights,
+                         LoadTransformerWeights(*checkpoint, config, backend, heads));
+  loaded.origin = absl::StrCat(checkpoint->num_bytes());
+  if (heads != nullptr) absl::StrAppend(&loaded.origin, "/forecast", heads->fingerprint);
+  return loaded;
+}
+
+absl::Status NotOnDevice(const char* key, const std::string& expected, const std::string& found) {
+  return absl::InvalidArgumentError(absl::StrCat(key, ": expected ", expected,
+                                                 " with device: cuda, found ", found,
+                                                 "; device: cpu serves it"));
+}
+
+// What the device's runner does not do yet.
+absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& config,
+                               const AttentionChoice& choice) {
+  const std::string dense(NameOf(AttentionPolicy::kDense));
+  if (options.kv.residency != ResidencyMode::kDevice) {
+    return NotOnDevice("residency", std::string(NameOf(ResidencyMode::kDevice)),
+                       std::string(NameOf(options.kv.residency)));
+  }
+  if (choice.prefill != AttentionPolicy::kDense) {
+    return NotOnDevice("prefill_policy", dense, std::string(NameOf(choice.prefill)));
+  }
+  if (choice.decode != AttentionPolicy::kDense) {
+    return NotOnDevice("decode_policy", dense, std::string(NameOf(choice.decode)));
+  }
+  if (config.has_eviction_heads)
+    return NotOnDevice("model", "a family without eviction heads", config.family);
+  return absl::OkStatus();
+}
+
+struct RunnerShape {
+  int max_context = 0;
+  int max_top_k = 0;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  bool has_forecast = false;
+};
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
+    kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
+    const ModelOptions& options, const RunnerShape& shape, memory::KvMemory* kv,
+    const memory::Clock* clock) {
+  if (backend->IsDevice()) {
+    return DeviceRunner::Create(backend, config, std::move(weights),
+                                {.max_rows = options.max_batched_tokens,
+                                 .max_segments = options.max_batch,
+                                 .max_context = shape.max_context,
+                                 .kv_dtype = shape.kv_dtype},
+                                kv);
+  }
+  return TransformerRunner::Create(backend, config, std::move(weights),
+                                   {.max_rows = options.max_batched_tokens,
+                                    .max_segments = options.max_batch,
+                                    .max_context = shape.max_context,
+                                    .kv_dtype = shape.kv_dtype,
+                                    .has_forecast = shape.has_forecast,
+                                    .max_top_k = shape.max_top_k,
+                                    .staging_blocks = StagingBlocks(options.kv, shape.max_top_k),
+                                    .prefetch = options.kv.prefetch,
+                                    .recall_every = options.kv.recall_every,
+                                    .compute_threads = options.compute_threads},
+                                   kv, clock);
+}
+
+absl::StatusOr<ModelConfig> ConfigOf(const ModelOptions& options) {
+  if (!options.random_weights.empty()) return LoadModelConfigFile(options.random_weights);
+  return LoadModelConfig(options.folder);
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::Clock* clock,
                                       const ModelOptions& options) {
-  AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.folder));
+  AUGUR_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(options));
   LoadedModel model;
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
+  if (backend->IsDevice()) {
+    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention.choice));
+  }
   // No selection is larger than the context.
   const int context_blocks =
       (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
   const int max_top_k = std::min(model.attention.max_top_k, context_blocks);
-  AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
+  if (options.random_weights.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
+  }
   std::optional<ForecastHeads> heads;
   if (!options.attention.forecast_heads.empty()) {
     AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
@@ -130,42 +225,32 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
     AUGUR_ASSIGN_OR_RETURN(infinigen,
                            LoadInfinigenBasis(options.attention.infinigen_basis, config));
   }
-  AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                         Checkpoint::Open(options.folder));
-  AUGUR_ASSIGN_OR_RETURN(
-      TransformerWeights weights,
-      LoadTransformerWeights(*checkpoint, config, backend, heads ? &*heads : nullptr));
-  weights.infinigen = std::move(infinigen);
+  AUGUR_ASSIGN_OR_RETURN(LoadedWeights loaded,
+                         LoadWeights(options, config, heads ? &*heads : nullptr, backend));
+  loaded.weights.infinigen = std::move(infinigen);
 
-  const kernels::DType kv_dtype = options.kv.dtype.value_or(weights.dtype);
+  const kernels::DType kv_dtype = options.kv.dtype.value_or(loaded.weights.dtype);
   AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
-                         PlanKvMemory(config, kv_dtype, options, max_top_k));
+                         PlanKvMemory(*backend, config, kv_dtype, options, max_top_k));
   AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan));
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
                 .max_context = config.max_position_embeddings,
-                .num_parameters = weights.num_parameters,
-                .dtype = weights.dtype,
+                .num_parameters = loaded.weights.num_parameters,
+                .dtype = loaded.weights.dtype,
                 .eos_token_ids = config.eos_token_ids,
-                .fingerprint = Fingerprint(config, *checkpoint, kv_dtype) +
-                               (heads ? "/forecast" + heads->fingerprint : ""),
+                .fingerprint = Fingerprint(config, loaded.origin, kv_dtype),
                 .num_layers = config.num_layers,
                 .num_kv_heads = config.num_kv_heads,
                 .head_dim = config.head_dim,
                 .kv_dtype = kv_dtype};
-  AUGUR_ASSIGN_OR_RETURN(model.runner, TransformerRunner::Create(
-                                           backend, config, std::move(weights),
-                                           {.max_rows = options.max_batched_tokens,
-                                            .max_segments = options.max_batch,
-                                            .max_context = model.max_context,
-                                            .kv_dtype = kv_dtype,
-                                            .has_forecast = heads.has_value(),
-                                            .max_top_k = max_top_k,
-                                            .staging_blocks = StagingBlocks(options.kv, max_top_k),
-                                            .prefetch = options.kv.prefetch,
-                                            .recall_every = options.kv.recall_every,
-                                            .compute_threads = options.compute_threads},
-                                           model.kv.get(), clock));
+  AUGUR_ASSIGN_OR_RETURN(model.runner,
+                         MakeRunner(backend, config, std::move(loaded.weights), options,
+                                    {.max_context = model.max_context,
+                                     .max_top_k = max_top_k,
+                                     .kv_dtype = kv_dtype,
+                                     .has_forecast = heads.has_value()},
+                                    model.kv.get(), clock));
   return model;
 }
 

@@ -1,4 +1,5 @@
-// From a Hugging Face folder to a runner that is ready to step.
+// From a Hugging Face folder to a runner that is ready to step. On a device: dense attention over
+// resident KV; other policies and residencies are refused by name.
 //
 // Thread: any one; not concurrent with steps. Failure: a status of one line that names file, key or
 // tensor, what was expected and what was found (INVALID_ARGUMENT, NOT_FOUND), or RESOURCE_EXHAUSTED
@@ -37,6 +38,10 @@ struct ModelInfo {
 
 struct ModelOptions {
   std::string folder;
+  // Instead of a folder: a config.json whose shape is filled with random bfloat16 weights
+  // (RandomTransformerWeights) made of random_seed, without tokenizer.
+  std::string random_weights;
+  uint64_t random_seed = 0;
   int max_context = 0;  // 0: the model's own; above it is refused
   KvOptions kv;
   AttentionSettings attention;

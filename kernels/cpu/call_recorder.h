@@ -29,6 +29,7 @@ class CallRecorder final : public Backend {
   bool IsDevice() const override { return false; }
   void* Allocate(size_t) override { return Never(); }
   void Free(void*) override { Never(); }
+  int64_t FreeBytes() const override { return 0; }
   void* AllocateHost(size_t) override { return Never(); }
   void Copy(void* to, const void* from, size_t bytes) override {
     to_->calls.push_back([=](Backend* backend) { backend->Copy(to, from, bytes); });

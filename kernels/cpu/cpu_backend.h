@@ -35,6 +35,7 @@ class CpuBackend final : public Backend {
   bool IsDevice() const override { return false; }
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
+  int64_t FreeBytes() const override { return 0; }
   void* AllocateHost(size_t bytes) override { return Allocate(bytes); }
   void Copy(void* to, const void* from, size_t bytes) override;
   std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) override;

@@ -104,6 +104,12 @@ void CudaBackend::Free(void* data) {
   }
 }
 
+int64_t CudaBackend::FreeBytes() const {
+  size_t free = 0, total = 0;
+  AUGUR_CUDA(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
+
 void CudaBackend::Copy(void* to, const void* from, size_t bytes) {
   AUGUR_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
 }

@@ -31,6 +31,7 @@ class CudaBackend final : public Backend {
   bool IsDevice() const override { return true; }
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
+  int64_t FreeBytes() const override;
   void* AllocateHost(size_t bytes) override;
   void Copy(void* to, const void* from, size_t bytes) override;
   std::unique_ptr<PackedWeight> PackWeight(const WeightSource& source) override;

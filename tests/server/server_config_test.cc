@@ -130,7 +130,7 @@ TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
             "augur.yaml:1: prefix_cache: expected true or false, found \"maybe\"");
   EXPECT_EQ(Error("kv_bytes: 10 potatoes"),
             "augur.yaml:1: kv_bytes: expected a size (bytes, or a number with KiB, MiB, GiB or "
-            "TiB) from 1KiB to "
+            "TiB) from 0 to "
             "64TiB, found \"10 potatoes\"");
   EXPECT_EQ(Error("drain_limit: 30"),
             "augur.yaml:1: drain_limit: expected a duration (a number with ms, s, m or h) from 0 "
