@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/bench/bench_backend.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
@@ -17,6 +18,8 @@ int main(int argc, char** argv) {
   augur::bench::BenchContext context;
   context.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   app.add_option("--threads", context.threads, "compute threads")->check(CLI::Range(1, 256));
+  std::string device = "cpu";
+  app.add_option("--device", device, "cpu or cuda");
   app.add_option("--repeats", context.repeats, "runs of each case, the best one counts")
       ->check(CLI::Range(1, 1000));
 
@@ -35,6 +38,8 @@ int main(int argc, char** argv) {
     command->add_option("--rows", rows, "rows of x")->delimiter(',');
   for (CLI::App* command : {prefill, decode, all}) {
     command->add_option("--model", options.folder, "model folder");
+    command->add_option("--random-weights", options.random_weights,
+                        "instead: a config.json, filled with random weights");
     command->add_option("--chunk", options.chunk, "rows of a prefill step");
   }
   for (CLI::App* command : {prefill, all}) {
@@ -44,15 +49,23 @@ int main(int argc, char** argv) {
     command->add_option("--batches", options.batches, "batch sizes, 1 first")->delimiter(',');
     command->add_option("--contexts", options.contexts, "tokens behind each sequence")
         ->delimiter(',');
+    command->add_flag("--synthetic-kv", options.synthetic_kv, "random KV instead of a prefill");
   }
   CLI11_PARSE(app, argc, argv);
 
   const std::unique_ptr<augur::kernels::Backend> backend =
-      augur::kernels::MakeCpuBackend({.num_threads = context.threads});
+      augur::bench::MakeBenchBackend(device, context.threads);
+  if (backend == nullptr) return 3;
   context.backend = backend->Describe();
   if (*matmul || *all) augur::bench::RunMatmulBench(backend.get(), context, rows);
-  if ((*prefill || *all) && !augur::bench::RunPrefillBench(backend.get(), context, options))
+  const augur::bench::Ceilings ceilings = augur::bench::CeilingsOf(backend.get(), context);
+  if ((*prefill || *all) &&
+      !augur::bench::RunPrefillBench(backend.get(), context, options, ceilings)) {
     return 2;
-  if ((*decode || *all) && !augur::bench::RunDecodeBench(backend.get(), context, options)) return 2;
+  }
+  if ((*decode || *all) &&
+      !augur::bench::RunDecodeBench(backend.get(), context, options, ceilings)) {
+    return 2;
+  }
   return 0;
 }

@@ -2,24 +2,23 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "engine/batcher.h"
-#include "engine/model/checkpoint.h"
 #include "engine/model/model_config.h"
-#include "engine/model/transformer_runner.h"
-#include "kernels/cpu/fma_peak.h"
-
+#include "engine/model/model_loader.h"
 #include "kernels/check.h"
+#include "kernels/random_weight.h"
 
 namespace augur::bench {
 namespace {
 
 using engine::StepSegment;
 
-constexpr int kDecodeSteps = 8;
+constexpr int kDecodeSteps = 9;
 
 // Weights that every row of a step is multiplied with, the head apart.
 int64_t LayerWeightsOf(const engine::ModelConfig& config) {
@@ -29,60 +28,90 @@ int64_t LayerWeightsOf(const engine::ModelConfig& config) {
          (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
 }
 
-// A model with a pool for `sequences` of `tokens` each, all on the device and dense.
+// A model, and sequences of the longest length a case needs, all on the device and dense.
 class BenchModel {
  public:
-  static std::unique_ptr<BenchModel> Load(kernels::Backend* backend, const std::string& folder,
-                                          int max_rows, int sequences, int tokens) {
+  // On a device the pool takes what the weights leave, else `most_blocks`.
+  static std::unique_ptr<BenchModel> Load(kernels::Backend* backend,
+                                          const ModelBenchOptions& options, int max_rows,
+                                          int max_sequences, int max_tokens, int most_blocks) {
     auto model = std::make_unique<BenchModel>();
-    const auto config = engine::LoadModelConfig(folder);
+    const auto config = options.random_weights.empty()
+                            ? engine::LoadModelConfig(options.folder)
+                            : engine::LoadModelConfigFile(options.random_weights);
     if (!config.ok()) return Refuse(config.status());
     model->config = *config;
-    const auto checkpoint = engine::Checkpoint::Open(folder);
-    if (!checkpoint.ok()) return Refuse(checkpoint.status());
-    auto weights = engine::LoadTransformerWeights(**checkpoint, model->config, backend);
-    if (!weights.ok()) return Refuse(weights.status());
-    model->dtype = weights->dtype;
-    const int blocks_each = engine::BlocksFor(tokens);
-    auto kv = memory::KvMemory::Create(
-        backend, {.layout = memory::MakeKvLayout(
-                      model->config.num_layers, model->config.num_kv_heads, model->config.head_dim,
-                      kernels::BytesOf(model->dtype), model->config.has_eviction_heads),
-                  .num_frames = blocks_each * sequences,
-                  .num_host_blocks = 0,
-                  .num_staging_pages = 0,
-                  .copies = {},
-                  .page_check = 0});
-    if (!kv.ok()) return Refuse(kv.status());
-    model->kv = *std::move(kv);
-    auto runner = engine::TransformerRunner::Create(backend, model->config, *std::move(weights),
-                                                    {.max_rows = max_rows,
-                                                     .max_segments = sequences,
-                                                     .max_context = tokens,
-                                                     .kv_dtype = model->dtype},
-                                                    model->kv.get(), &model->clock);
-    if (!runner.ok()) return Refuse(runner.status());
-    model->runner = *std::move(runner);
-    for (int i = 0; i < sequences; ++i) {
-      AUGUR_CHECK(model->kv->store()->Open({.id = static_cast<memory::SequenceId>(i),
-                                            .demand = {},
-                                            .keys = {},
-                                            .hits = 0,
-                                            .blocks = blocks_each,
-                                            .most_blocks = blocks_each}));
-    }
+    const auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads,
+                                             config->head_dim, sizeof(float));
+    engine::KvOptions kv;
+    kv.device_bytes = backend->IsDevice() ? 0 : layout.frame_bytes() * most_blocks;
+    engine::AttentionSettings attention;
+    attention.prefill = engine::AttentionPolicy::kDense;
+    attention.decode = engine::AttentionPolicy::kDense;
+    auto loaded = engine::LoadModel(backend, &model->clock,
+                                    {.folder = options.folder,
+                                     .random_weights = options.random_weights,
+                                     .max_context = max_tokens,
+                                     .kv = kv,
+                                     .attention = attention,
+                                     .max_batch = max_sequences,
+                                     .max_batched_tokens = max_rows});
+    if (!loaded.ok()) return Refuse(loaded.status());
+    model->backend_ = backend;
+    model->dtype = loaded->info.dtype;
+    model->kv = std::move(loaded->kv);
+    model->runner = std::move(loaded->runner);
     return model;
+  }
+
+  // Sequences 0 to count - 1 with room for `tokens` each; false where the pool is too small.
+  bool Open(int count, int tokens) {
+    memory::KvStore* store = kv->store();
+    for (; open_ > 0; --open_) store->Release(open_);
+    const int blocks = engine::BlocksFor(tokens);
+    if (int64_t{blocks} * count > store->available_frames()) return false;
+    for (; open_ < count; ++open_) {
+      AUGUR_CHECK(store->Open({.id = static_cast<memory::SequenceId>(open_ + 1),
+                               .demand = {},
+                               .keys = {},
+                               .hits = 0,
+                               .blocks = blocks,
+                               .most_blocks = blocks}));
+    }
+    return true;
+  }
+
+  // Random finite keys and values in the whole pool.
+  void FillKv() {
+    const memory::KvPools& pools = kv->store()->pools();
+    const size_t bytes = pools.layout.frame_bytes() * pools.num_frames;
+    const size_t piece = std::min<size_t>(bytes, size_t{64} << 20);
+    auto* random = static_cast<std::byte*>(backend_->AllocateHost(piece));
+    AUGUR_CHECK(random != nullptr);
+    const size_t element = kernels::BytesOf(dtype);
+    for (size_t i = 0; i < piece / element; ++i) {
+      const float value = kernels::RandomWeight(1, i);
+      const uint16_t bits = dtype == kernels::DType::kBF16 ? kernels::BF16FromFloat(value)
+                                                           : kernels::F16FromFloat(value);
+      std::memcpy(random + i * element, element == 2 ? static_cast<const void*>(&bits) : &value,
+                  element);
+    }
+    for (size_t at = 0; at < bytes; at += piece) {
+      backend_->Copy(pools.device + at, random, std::min(piece, bytes - at));
+    }
+    backend_->Synchronize();
+    backend_->Free(random);
   }
 
   // Rows [first, first + count) of a sequence whose tokens repeat a pattern.
   void AddRows(int sequence, int first, int count, bool wants_token) {
     StepSegment segment;
-    segment.rows = {.first_row = static_cast<int>(ids_.size()),
-                    .num_rows = count,
-                    .first_position = first};
-    segment.kv = &kv->store()->sequence(sequence);
+    segment.rows = {
+        .first_row = static_cast<int>(ids_.size()), .num_rows = count, .first_position = first};
+    segment.kv = &kv->store()->sequence(sequence + 1);
     segment.attention = &dense;
-    segment.prompt_tokens = first + count;
+    // One row goes on from a prompt, more are a prompt's.
+    segment.prompt_tokens = count == 1 ? first : first + count;
     segment.wants_token = wants_token;
     segment.sampling.temperature = 0;
     segments_.push_back(segment);
@@ -108,7 +137,7 @@ class BenchModel {
   const engine::AttentionChoice dense;
   const memory::SteadyClock clock;
   std::unique_ptr<memory::KvMemory> kv;
-  std::unique_ptr<engine::TransformerRunner> runner;
+  std::unique_ptr<engine::ModelRunner> runner;
 
  private:
   static std::unique_ptr<BenchModel> Refuse(const absl::Status& status) {
@@ -116,10 +145,19 @@ class BenchModel {
     return nullptr;
   }
 
+  kernels::Backend* backend_ = nullptr;
+  int open_ = 0;
   std::vector<int32_t> ids_;
   std::vector<StepSegment> segments_;
   engine::StepOutputs outputs_;
 };
+
+// The folder's or file's name, without what leads there.
+std::string NameOf(const ModelBenchOptions& options) {
+  const std::string& path =
+      options.random_weights.empty() ? options.folder : options.random_weights;
+  return path.substr(path.rfind('/') + 1);
+}
 
 // Multiply-adds counted as two: linears for every token, attention over what lies before it, one
 // head row.
@@ -133,34 +171,61 @@ double PrefillFlops(const engine::ModelConfig& config, int tokens) {
 }  // namespace
 
 bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context,
-                     const ModelBenchOptions& options) {
-  const double peak = kernels::MeasureFmaPeakGflops(context.threads, kernels::CpuIsa::kAuto);
+                     const ModelBenchOptions& options, const Ceilings& ceilings) {
+  const double peak = ceilings.flops_per_second();
   const int longest = *std::max_element(options.prompts.begin(), options.prompts.end());
-  const auto model = BenchModel::Load(backend, options.folder, options.chunk, 1, longest);
+  const auto model =
+      BenchModel::Load(backend, options, options.chunk, 1, longest, engine::BlocksFor(longest));
   if (model == nullptr) return false;
   for (const int tokens : options.prompts) {
+    if (!model->Open(1, tokens)) {
+      std::fprintf(stderr, "augur-bench: %d tokens do not fit the KV pool\n", tokens);
+      continue;
+    }
     const double seconds =
         BestSeconds(context.repeats, [&] { model->Prefill(0, tokens, options.chunk); });
-    const double gflops = PrefillFlops(model->config, tokens) / seconds / 1e9;
+    const double flops = PrefillFlops(model->config, tokens) / seconds;
     BenchRecord(context, "prefill")
+        .Add("model", NameOf(options))
         .Add("tokens", int64_t{tokens})
         .Add("chunk", int64_t{options.chunk})
         .Add("ms", seconds * 1e3)
         .Add("tokens_per_s", tokens / seconds)
-        .Add("gflops", gflops)
-        .Add("of_peak", gflops / peak)
+        .Add("gflops", flops / 1e9)
+        .Add("of_peak", flops / peak)
         .Print();
   }
   return true;
 }
 
+namespace {
+
+// Seconds of one step: the median of the steps, the best of the repeats.
+double SecondsPerDecodeStep(BenchModel* model, const BenchContext& context, int batch, int tokens) {
+  std::vector<double> medians;
+  for (int repeat = 0; repeat < context.repeats; ++repeat) {
+    std::vector<double> steps;
+    for (int step = 0; step < kDecodeSteps; ++step) {
+      for (int s = 0; s < batch; ++s) model->AddRows(s, tokens + step, 1, true);
+      steps.push_back(BestSeconds(1, [&] { model->Run(); }));
+    }
+    std::nth_element(steps.begin(), steps.begin() + kDecodeSteps / 2, steps.end());
+    medians.push_back(steps[kDecodeSteps / 2]);
+  }
+  return *std::min_element(medians.begin(), medians.end());
+}
+
+}  // namespace
+
 bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
-                    const ModelBenchOptions& options) {
+                    const ModelBenchOptions& options, const Ceilings& ceilings) {
   const int most = *std::max_element(options.batches.begin(), options.batches.end());
   const int longest = *std::max_element(options.contexts.begin(), options.contexts.end());
-  const auto model = BenchModel::Load(backend, options.folder, std::max(options.chunk, most), most,
-                                      longest + kDecodeSteps);
+  const auto model =
+      BenchModel::Load(backend, options, std::max(options.chunk, most), most,
+                       longest + kDecodeSteps, most * engine::BlocksFor(longest + kDecodeSteps));
   if (model == nullptr) return false;
+  if (options.synthetic_kv) model->FillKv();
   const engine::ModelConfig& config = model->config;
   const double element = static_cast<double>(kernels::BytesOf(model->dtype));
   const double weight_bytes =
@@ -168,32 +233,29 @@ bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
       static_cast<double>(LayerWeightsOf(config) + int64_t{config.hidden_size} * config.vocab_size);
   std::map<int, double> alone;  // tokens/s at batch 1, by context
   for (const int tokens : options.contexts) {
-    for (int sequence = 0; sequence < most; ++sequence)
-      model->Prefill(sequence, tokens, options.chunk);
     for (const int batch : options.batches) {
-      const double seconds = BestSeconds(context.repeats,
-                                         [&] {
-                                           for (int step = 0; step < kDecodeSteps; ++step) {
-                                             for (int s = 0; s < batch; ++s)
-                                               model->AddRows(s, tokens + step, 1, true);
-                                             model->Run();
-                                           }
-                                         }) /
-                             kDecodeSteps;
+      if (!model->Open(batch, tokens + kDecodeSteps)) {
+        std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the KV pool\n", batch, tokens);
+        continue;
+      }
+      for (int s = 0; s < batch && !options.synthetic_kv; ++s) {
+        model->Prefill(s, tokens, options.chunk);
+      }
+      const double seconds = SecondsPerDecodeStep(model.get(), context, batch, tokens);
       const double kv_bytes = element * 2.0 * config.num_layers * config.kv_width() *
                               (tokens + 0.5 * kDecodeSteps) * batch;
       const double bytes = weight_bytes + kv_bytes;
-      const double bandwidth =
-          kernels::MeasureReadBandwidthGBps(context.threads, static_cast<size_t>(bytes));
-      const double bound_ms = bytes / bandwidth / 1e6;
+      const double bandwidth = ceilings.read_bytes_per_second(bytes);
+      const double bound_ms = bytes / bandwidth * 1e3;
       if (batch == 1) alone[tokens] = 1 / seconds;
       BenchRecord record(context, "decode");
-      record.Add("context", int64_t{tokens})
+      record.Add("model", NameOf(options))
+          .Add("context", int64_t{tokens})
           .Add("batch", int64_t{batch})
           .Add("ms_per_step", seconds * 1e3)
           .Add("tokens_per_s", batch / seconds)
           .Add("read_mb", bytes / 1e6)
-          .Add("read_gb_per_s", bandwidth)
+          .Add("read_gb_per_s", bandwidth / 1e9)
           .Add("bytes_bound_ms", bound_ms)
           .Add("times_bound", seconds * 1e3 / bound_ms);
       if (alone.contains(tokens)) record.Add("times_batch_1", batch / seconds / alone[tokens]);

@@ -1,7 +1,8 @@
-// Whole steps of a model: prefill in chunks beside the float32 peak, decode beside the bytes that
-// it must read.
+// Whole steps of a model: prefill in chunks beside the machine's matrix rate, decode beside the
+// bytes that it must read. On the CPU and on a device, by the runner that the daemon would use.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,16 +13,25 @@ namespace augur::bench {
 
 struct ModelBenchOptions {
   std::string folder;
-  int chunk = 512;           // rows of a prefill step
-  std::vector<int> prompts;  // tokens
+  std::string random_weights;  // instead of a folder: a config.json
+  bool synthetic_kv = false;   // decode over random KV, so that long contexts need no prefill
+  int chunk = 512;             // rows of a prefill step
+  std::vector<int> prompts;    // tokens
   std::vector<int> batches;
   std::vector<int> contexts;  // tokens that each decoding sequence already has
 };
 
-// False, with a line on stderr, when the model cannot be loaded.
+// What the machine can do, measured in the same run.
+struct Ceilings {
+  std::function<double()> flops_per_second;
+  std::function<double(double bytes)> read_bytes_per_second;  // of a walk over so many bytes
+};
+
+// False, with a line on stderr, when the model cannot be loaded. Cases that the KV pool is too
+// small for are left out with a line that says so.
 bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context,
-                     const ModelBenchOptions& options);
+                     const ModelBenchOptions& options, const Ceilings& ceilings);
 bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
-                    const ModelBenchOptions& options);
+                    const ModelBenchOptions& options, const Ceilings& ceilings);
 
 }  // namespace augur::bench

@@ -1,0 +1,20 @@
+// The backend that a bench runs on, and the machine's ceilings beside which its figures stand.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/model_bench.h"
+
+namespace augur::bench {
+
+// "cpu" or "cuda"; null, with a line on stderr, where it is not to be had.
+std::unique_ptr<kernels::Backend> MakeBenchBackend(const std::string& device, int threads);
+
+// Measured when asked for: the CPU's by loops over registers and memory, a device's by a matrix
+// product of 8192^3 in bfloat16 through Backend::Linear and a kernel that reads 2 GiB.
+Ceilings CeilingsOf(kernels::Backend* backend, const BenchContext& context);
+
+}  // namespace augur::bench
