@@ -113,13 +113,13 @@ struct Preference {
   cublasLtMatmulPreferenceOpaque_t opaque;
 };
 
-// Parts that a row's sum is split into.
+// Parts that a row's sum is split into, as far as cuBLASLt says; the trial sees the rest.
 int SplitsOf(const cublasLtMatmulAlgo_t& algo) {
   int32_t splits = 1;
   size_t written = 0;
-  AUGUR_CUBLAS(cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
-                                                    sizeof(splits), &written));
-  return splits;
+  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(
+      &algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof(splits), &written);
+  return status == CUBLAS_STATUS_SUCCESS ? splits : 1;
 }
 
 bool Has(const std::vector<LinearPlan>& plans, const cublasLtMatmulAlgo_t& algo) {
