@@ -211,7 +211,10 @@ bool LinearPlans::RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dty
                               const cublasLtMatmulAlgo_t& algo, bool with_bias) const {
   for (const int rows : {1, 2, 16, 17, 64, 100, 128, 256, 300, 2048, 8191, 16384}) {
     if (rows > MaxLinearRows(phase)) break;
-    Description about(ProductOf(shape, y_dtype, rows), with_bias);
+    LinearProduct product = ProductOf(shape, y_dtype, rows);
+    // Not read: only its alignment is looked at.
+    product.bias = reinterpret_cast<const float*>(static_cast<char*>(memory_) + kLinearAlignment);
+    Description about(product, with_bias);
     cublasLtMatmulHeuristicResult_t result{};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(
         handle_, &about.operation, &about.weight, &about.x, &about.y, &about.y, &algo, &result);
