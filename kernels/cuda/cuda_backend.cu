@@ -6,6 +6,7 @@
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_plans.h"
+#include "kernels/cuda/packed_weight.h"
 #include "kernels/device_failure.h"
 
 namespace augur::kernels {
@@ -62,6 +63,7 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
 CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   decode_attention_.reset();
+  weight_staging_.reset();
   linear_plans_.reset();
   if (sampling_scratch_ != nullptr) cudaFree(sampling_scratch_);
   cudaStreamDestroy(stream_);

@@ -19,6 +19,7 @@ namespace augur::kernels {
 
 class DecodeAttention;  // decode_attention.h
 class LinearPlans;      // linear_plans.h
+class WeightStaging;    // packed_weight.h
 
 class CudaBackend final : public Backend {
  public:
@@ -68,6 +69,7 @@ class CudaBackend final : public Backend {
   int num_sms_ = 0;
   std::string name_;
   std::unique_ptr<LinearPlans> linear_plans_;
+  std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
   void* sampling_scratch_ = nullptr;
   size_t sampling_scratch_bytes_ = 0;

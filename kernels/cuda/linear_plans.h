@@ -1,19 +1,112 @@
-// cuBLASLt's handle, workspace and the algorithm of every (weight shape, types, phase), chosen once
-// and pinned: a row's bits do not depend on how many rows it comes with.
+// Matrix products by cuBLASLt: its handle, workspace and, for every (weight shape, type of y,
+// phase), one algorithm, chosen once and pinned, so that a row's bits do not depend on how many
+// rows it comes with.
+//
+// The algorithm is chosen by running: of those that cuBLASLt proposes, the ones that give a row
+// the same bits among any others (linear_trial.h), and of these the fastest one for large
+// matrices. Two processes may so choose differently; within one all is pinned.
+//
+// Thread: the backend's. Ownership: handle, workspace, scratch. Failure: an error of cuBLASLt or no
+// memory at start is a broken device (device_failure.h).
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "kernels/ops/phase.h"
+
 namespace augur::kernels {
+
+class LinearTrial;  // linear_trial.h
+
+// Rows and columns of weights are padded to multiples of this many elements, which are 16 bytes of
+// the narrowest type: what tensor core kernels need of every leading dimension.
+inline constexpr int kLinearMultiple = 8;
+inline constexpr size_t kLinearAlignment = 16;  // bytes, of every operand and leading dimension
+
+// Rows of one product at most; an algorithm is checked up to there.
+constexpr int MaxLinearRows(Phase phase) { return phase == Phase::kDecode ? 256 : 16384; }
+
+struct LinearShape {
+  int out_features = 0;  // multiples of kLinearMultiple
+  int in_features = 0;
+  DType dtype = DType::kF32;
+
+  auto operator<=>(const LinearShape&) const = default;
+};
+
+struct LinearPlan {
+  cublasLtMatmulAlgo_t algo{};
+  bool adds_bias = false;  // the same algorithm takes LinearProduct::bias
+};
+
+// The plans of one shape.
+struct LinearPlanSet {
+  LinearShape shape;
+  LinearPlan plans[2][2];  // [phase][y of 16 bits]
+
+  const LinearPlan& Of(Phase phase, DType y_dtype) const {
+    return plans[phase == Phase::kDecode ? 1 : 0][y_dtype == DType::kF32 ? 0 : 1];
+  }
+};
+
+// y = x W^T (+ y) (+ bias), operands aligned to kLinearAlignment.
+struct LinearProduct {
+  LinearShape shape;
+  const void* weight = nullptr;  // [out_features, in_features] of the shape's type
+  const void* x = nullptr;       // [rows, in_features] of the shape's type
+  const float* bias = nullptr;   // [out_features] or null; only if the plan adds it, y of kF32
+  void* y = nullptr;             // [rows, out_features] of y_dtype
+  DType y_dtype = DType::kF32;   // kF32 or the shape's type
+  int rows = 0;
+  int64_t x_stride = 0;  // elements
+  int64_t y_stride = 0;
+  bool accumulate = false;
+};
 
 class LinearPlans {
  public:
   explicit LinearPlans(cudaStream_t stream);
   ~LinearPlans();
+  LinearPlans(const LinearPlans&) = delete;
+  LinearPlans& operator=(const LinearPlans&) = delete;
+
+  // Chosen when the shape is first seen (milliseconds; synchronises, allocates and frees: not while
+  // ops are recorded). Valid as long as this.
+  const LinearPlanSet& PlansFor(const LinearShape& shape);
+
+  // 1 <= rows <= MaxLinearRows of the plan's phase.
+  void Multiply(const LinearPlan& plan, const LinearProduct& product);
+
+  // For operands that are not aligned: x_scratch_bytes and y_scratch_bytes of device memory, used
+  // in the stream's order.
+  void* x_scratch() const { return static_cast<char*>(memory_) + kWorkspaceBytes; }
+  void* y_scratch() const { return static_cast<char*>(x_scratch()) + x_scratch_bytes; }
+  static constexpr size_t x_scratch_bytes = size_t{16} << 20;
+  static constexpr size_t y_scratch_bytes = size_t{32} << 20;  // 64 rows of 128K float32
 
  private:
-  cudaStream_t stream_;
+  // What NVIDIA recommends for Hopper.
+  static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+
+  std::vector<LinearPlan> FindCandidates(const LinearShape& shape, Phase phase, DType y_dtype,
+                                         int count) const;
+  bool RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dtype,
+                   const cublasLtMatmulAlgo_t& algo, bool with_bias) const;
+  LinearPlan ChoosePlan(const LinearShape& shape, Phase phase, DType y_dtype, bool timed,
+                        LinearTrial* trial) const;
+
+  const cudaStream_t stream_;
+  cublasLtHandle_t handle_ = nullptr;
+  void* memory_ = nullptr;  // workspace, x_scratch, y_scratch
+  std::map<LinearShape, LinearPlanSet> plans_;
 };
 
 }  // namespace augur::kernels

@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "tests/bench/bench_backend.h"
 #include "tests/bench/bench_record.h"
+#include "tests/bench/linear_bench.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
 
@@ -33,6 +34,8 @@ int main(int argc, char** argv) {
   CLI::App* matmul = app.add_subcommand("matmul", "matrix products by shape");
   CLI::App* prefill = app.add_subcommand("prefill", "prompts in chunks");
   CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
+  CLI::App* linear = app.add_subcommand("linear", "matrix products of 8B models on the device");
+  CLI::App* ceilings = app.add_subcommand("ceilings", "what the device can do at best");
   CLI::App* all = app.add_subcommand("all", "everything");
   for (CLI::App* command : {matmul, all})
     command->add_option("--rows", rows, "rows of x")->delimiter(',');
@@ -52,6 +55,9 @@ int main(int argc, char** argv) {
     command->add_flag("--synthetic-kv", options.synthetic_kv, "random KV instead of a prefill");
   }
   CLI11_PARSE(app, argc, argv);
+
+  if (*linear) return augur::bench::RunLinearBench(context) ? 0 : 2;
+  if (*ceilings) return augur::bench::RunCeilingsBench(context) ? 0 : 2;
 
   const std::unique_ptr<augur::kernels::Backend> backend =
       augur::bench::MakeBenchBackend(device, context.threads);
