@@ -10,6 +10,7 @@
 #include "tests/bench/bench_record.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/transfer_bench.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
@@ -30,6 +31,8 @@ int main(int argc, char** argv) {
   CLI::App* matmul = app.add_subcommand("matmul", "matrix products by shape");
   CLI::App* prefill = app.add_subcommand("prefill", "prompts in chunks");
   CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
+  augur::bench::TransferBenchOptions transfer_options;
+  CLI::App* transfers = augur::bench::AddTransferCommand(&app, &transfer_options);
   CLI::App* all = app.add_subcommand("all", "everything");
   for (CLI::App* command : {matmul, all})
     command->add_option("--rows", rows, "rows of x")->delimiter(',');
@@ -47,6 +50,7 @@ int main(int argc, char** argv) {
   }
   CLI11_PARSE(app, argc, argv);
 
+  if (*transfers) return augur::bench::RunTransferBench(context, transfer_options) ? 0 : 2;
   const std::unique_ptr<augur::kernels::Backend> backend =
       augur::kernels::MakeCpuBackend({.num_threads = context.threads});
   context.backend = backend->Describe();
