@@ -25,9 +25,9 @@ constexpr int kMapHuge2Mb = 21 << 26;
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 std::string GiB(size_t bytes) {
-  const size_t hundredths = bytes / ((size_t{1} << 30) / 100);
-  const std::string part = std::to_string(hundredths % 100);
-  return std::to_string(hundredths / 100) + "." + (part.size() < 2 ? "0" : "") + part + " GiB";
+  constexpr size_t kGiB = size_t{1} << 30;
+  const std::string part = std::to_string(bytes % kGiB * 100 / kGiB);
+  return std::to_string(bytes / kGiB) + "." + (part.size() < 2 ? "0" : "") + part + " GiB";
 }
 
 std::string LockLimit() {
