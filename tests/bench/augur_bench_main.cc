@@ -12,6 +12,7 @@
 #include "tests/bench/linear_bench.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/transfer_bench.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
@@ -36,6 +37,8 @@ int main(int argc, char** argv) {
   CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
   CLI::App* linear = app.add_subcommand("linear", "matrix products of 8B models on the device");
   CLI::App* ceilings = app.add_subcommand("ceilings", "what the device can do at best");
+  augur::bench::TransferBenchOptions transfer_options;
+  CLI::App* transfers = augur::bench::AddTransferCommand(&app, &transfer_options);
   CLI::App* all = app.add_subcommand("all", "everything");
   for (CLI::App* command : {matmul, all})
     command->add_option("--rows", rows, "rows of x")->delimiter(',');
@@ -56,21 +59,22 @@ int main(int argc, char** argv) {
   }
   CLI11_PARSE(app, argc, argv);
 
+  // These are about a device alone, whatever --device says.
   if (*linear) return augur::bench::RunLinearBench(context) ? 0 : 2;
   if (*ceilings) return augur::bench::RunCeilingsBench(context) ? 0 : 2;
-
+  if (*transfers) return augur::bench::RunTransferBench(context, transfer_options) ? 0 : 2;
   const std::unique_ptr<augur::kernels::Backend> backend =
       augur::bench::MakeBenchBackend(device, context.threads);
   if (backend == nullptr) return 3;
   context.backend = backend->Describe();
   if (*matmul || *all) augur::bench::RunMatmulBench(backend.get(), context, rows);
-  const augur::bench::Ceilings ceilings = augur::bench::CeilingsOf(backend.get(), context);
+  const augur::bench::Ceilings limits = augur::bench::CeilingsOf(backend.get(), context);
   if ((*prefill || *all) &&
-      !augur::bench::RunPrefillBench(backend.get(), context, options, ceilings)) {
+      !augur::bench::RunPrefillBench(backend.get(), context, options, limits)) {
     return 2;
   }
   if ((*decode || *all) &&
-      !augur::bench::RunDecodeBench(backend.get(), context, options, ceilings)) {
+      !augur::bench::RunDecodeBench(backend.get(), context, options, limits)) {
     return 2;
   }
   return 0;

@@ -1,0 +1,29 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace augur::kernels {
+
+// One page, from where it lies to where it shall lie. 16-byte aligned, so that a kernel reads an
+// entry at once.
+struct alignas(16) PageCopy {
+  const std::byte* from = nullptr;  // [page_bytes], 16-byte aligned
+  std::byte* to = nullptr;          // [page_bytes], 16-byte aligned
+};
+
+// Copies pages[0 .. *num_pages) whole, in no order, from pinned host memory to device memory or the
+// other way. Two entries never write the same bytes, and none reads what another writes. The list
+// and its length are read by the kernel, so a kernel before it may have written them and a recorded
+// launch serves lists of any length.
+//
+// Not an op of Backend, and without a CPU twin: it runs beside the ops, on a stream of its own
+// (kernels/cuda/page_copy.h). Where pages lie in host memory only, the layer above copies them on
+// its own threads.
+struct PageCopyParams {
+  const PageCopy* pages = nullptr;     // [*num_pages]
+  const int32_t* num_pages = nullptr;  // [1]; 0 or less: nothing to copy
+  int page_bytes = 0;                  // a multiple of 16
+  int quota = 0;                       // CTAs that the copy may hold at a time, on any device
+};
+
+}  // namespace augur::kernels
