@@ -64,7 +64,6 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   decode_attention_.reset();
   linear_plans_.reset();
-  if (sampling_scratch_ != nullptr) cudaFree(sampling_scratch_);
   cudaStreamDestroy(stream_);
 }
 
