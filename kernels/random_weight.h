@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define AUGUR_HOST_DEVICE __host__ __device__
-#else
-#define AUGUR_HOST_DEVICE
-#endif
+#include "kernels/host_device.h"
 
 namespace augur::kernels {
 

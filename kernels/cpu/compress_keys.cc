@@ -8,7 +8,8 @@ namespace augur::kernels {
 // One item for each (kv head, window that ends in the segment's rows).
 void CpuBackend::PlanCompression(const CompressKeysParams& params, const CompressSegment& segment) {
   const Segment& rows = segment.rows;
-  AUGUR_CHECK(rows.num_rows > 0 && rows.first_position >= 0);
+  AUGUR_CHECK(rows.num_rows >= 0 && rows.first_position >= 0);
+  if (rows.num_rows == 0) return;
   const int first_block = rows.first_position / kBlockTokens;
   const int end_window = CompleteWindows(rows.first_position + rows.num_rows - 1);
   const size_t key_bytes = params.head_dim * BytesOf(params.dtype);

@@ -11,7 +11,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/philox.h"
+#include "kernels/philox.h"
 
 namespace augur::kernels {
 namespace {

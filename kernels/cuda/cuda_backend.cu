@@ -65,7 +65,6 @@ CudaBackend::~CudaBackend() {
   decode_attention_.reset();
   weight_staging_.reset();
   linear_plans_.reset();
-  if (sampling_scratch_ != nullptr) cudaFree(sampling_scratch_);
   cudaStreamDestroy(stream_);
 }
 

@@ -71,8 +71,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
-  void* sampling_scratch_ = nullptr;
-  size_t sampling_scratch_bytes_ = 0;
 };
 
 }  // namespace augur::kernels

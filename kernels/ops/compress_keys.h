@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "kernels/dtype.h"
+#include "kernels/host_device.h"
 #include "kernels/ops/segment.h"
 
 namespace augur::kernels {
@@ -16,7 +17,7 @@ inline constexpr int kBlockWindows = 4;
 inline constexpr int kKeyPageBlocks = 32;
 
 // Windows that are complete for the token at `position`.
-constexpr int CompleteWindows(int position) {
+AUGUR_HOST_DEVICE constexpr int CompleteWindows(int position) {
   return position + 1 < kWindowTokens ? 0 : (position + 1 - kWindowTokens) / kWindowStride + 1;
 }
 

@@ -1,0 +1,113 @@
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/element_vector.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/kv_page.h"
+#include "kernels/ops/rope_append.h"
+
+namespace augur::kernels {
+namespace {
+
+// 32 query heads of 128 are 512 vectors of pairs: two a thread, and the segments of a full batch
+// are looked through in one round.
+constexpr int kThreads = 256;
+
+// The segment that holds `row`, or -1. All threads look at once: a search would wait for memory at
+// every step.
+__device__ int SegmentOf(const RopeAppendParams& params, int row) {
+  __shared__ int found;
+  if (threadIdx.x == 0) found = -1;
+  __syncthreads();
+  for (int s = threadIdx.x; s < params.num_segments; s += kThreads) {
+    const int offset = row - params.segments[s].rows.first_row;
+    if (offset >= 0 && offset < params.segments[s].rows.num_rows) found = s;
+  }
+  __syncthreads();
+  return found;
+}
+
+// Products rounded before the sum, as the CPU does: no fused multiply-add.
+template <int kVector>
+__device__ void Rotate(const float* cos, const float* sin, float (&a)[kVector],
+                       float (&b)[kVector]) {
+  float c[kVector], s[kVector];
+  LoadFloats(cos, c);
+  LoadFloats(sin, s);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const float x = a[i], y = b[i];
+    a[i] = __fsub_rn(__fmul_rn(x, c[i]), __fmul_rn(y, s[i]));
+    b[i] = __fadd_rn(__fmul_rn(y, c[i]), __fmul_rn(x, s[i]));
+  }
+}
+
+// One CTA a row; a thread turns kVector pairs of a head at a time.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams params) {
+  WaitForPrevious();
+  const int row = blockIdx.x;
+  const int s = SegmentOf(params, row);
+  if (s < 0) return;
+  const AppendSegment segment = params.segments[s];
+  const int head_dim = params.head_dim, half = head_dim / 2;
+  const int kv_heads = params.num_kv_heads;
+  const int position = segment.rows.first_position + row - segment.rows.first_row;
+  const float* cos = params.cos + size_t(position) * half;
+  const float* sin = params.sin + size_t(position) * half;
+  float* heads = params.qkv + size_t(row) * params.row_stride;
+
+  const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
+  const int block_stride = segment.block_stride == 0 ? kv_heads : segment.block_stride;
+  std::byte* const* pages = segment.pages + params.pages_offset + int64_t{touched} * block_stride;
+  const size_t entry = size_t(position % kBlockTokens) * head_dim;
+
+  // Heads in the order q, k, forecast; v lies between the last two.
+  const int first_v = params.num_q_heads + kv_heads;
+  const int turned = first_v + params.num_forecast_heads;
+  const int head_vectors = half / kVector;
+  for (int item = threadIdx.x; item < turned * head_vectors; item += kThreads) {
+    const int h = item / head_vectors;
+    const int i = (item - h * head_vectors) * kVector;
+    float* head = heads + (h < first_v ? h : h + kv_heads) * head_dim;
+    float a[kVector], b[kVector];
+    LoadFloats(head + i, a);
+    LoadFloats(head + half + i, b);
+    Rotate(cos + i, sin + i, a, b);
+    StoreFloats(a, head + i);
+    StoreFloats(b, head + half + i);
+    const int kv_head = h - params.num_q_heads;
+    if (kv_head < 0 || kv_head >= kv_heads) continue;
+    T* k = reinterpret_cast<T*>(pages[int64_t{kv_head} * segment.head_stride]) + entry;
+    StoreFloats(a, k + i);
+    StoreFloats(b, k + half + i);
+  }
+  for (int i = threadIdx.x * kVector; i < kv_heads * head_dim; i += kThreads * kVector) {
+    const int kv_head = i / head_dim;
+    float values[kVector];
+    LoadFloats(heads + first_v * head_dim + i, values);
+    T* v = reinterpret_cast<T*>(pages[int64_t{kv_head} * segment.head_stride]) + entry +
+           kBlockTokens * head_dim;
+    StoreFloats(values, v + (i - kv_head * head_dim));
+  }
+}
+
+}  // namespace
+
+// Pages are aligned to 16 bytes where head_dim is a multiple of 8, as parts of a pool are.
+void CudaBackend::RopeAppend(const RopeAppendParams& params) {
+  AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
+  AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.num_kv_heads > 0);
+  AUGUR_CHECK(params.num_q_heads >= 0 && params.num_forecast_heads >= 0);
+  const int heads = params.num_q_heads + 2 * params.num_kv_heads + params.num_forecast_heads;
+  AUGUR_CHECK(params.row_stride >= int64_t{heads} * params.head_dim);
+  if (params.num_segments == 0) return;
+  const bool is_wide = params.head_dim % 8 == 0 && params.row_stride % 4 == 0 &&
+                       IsAligned(params.qkv, 16) && IsAligned(params.cos, 16) &&
+                       IsAligned(params.sin, 16);
+  const LaunchShape shape{dim3(params.rows), dim3(kThreads)};
+  ForElementType(params.dtype, [&]<class T>() {
+    LaunchKernel(stream_, shape, is_wide ? RopeAppendKernel<T, 4> : RopeAppendKernel<T, 1>, params);
+  });
+}
+
+}  // namespace augur::kernels
