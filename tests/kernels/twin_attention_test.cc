@@ -11,10 +11,11 @@ namespace augur::kernels {
 namespace {
 
 // Largest error, in ExpectedAttention::spread. On a device 16-bit pages make q, p and the output
-// 16-bit as well: with u the half of a last place (2^-9 for bf16, 2^-12 for fp16), q moves a score
-// and p a weight by 0.6 u of unit variance each, of which the largest among 10^5 outputs is 4.5
-// times as much, and an output is rounded by u of up to 4.5 spreads: 8.2 u in all, and some room.
-// In float32 it is scores of up to 10 in a last place of 2^-24, and chains of up to 256 products.
+// 16-bit as well: with u the most that one is rounded by (2^-8 of itself for bf16, 2^-11 for fp16),
+// q moves a score and p a weight by 0.4 u in the mean, which adds up to 2.5 u in the worst of 10^5
+// outputs, and an output of up to 4.5 spreads is rounded by up to 4.5 u. The two seldom meet: such
+// arithmetic, tried in double, stays below 3.7 u; the limit is 5.6 u. In float32 the CPU reaches
+// half the limit: scores of up to 10 have a last place of 2^-20, chains have up to 256 products.
 struct AttentionTolerance {
   double f32;
   double bf16;
