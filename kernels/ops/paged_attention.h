@@ -49,6 +49,12 @@ struct PagedAttentionParams {
   Phase phase = Phase::kPrefill;  // kDecode: every segment has one row at most
   // Entries of the longest list, at most: what the host knows where it cannot read the segments.
   int max_entries = std::numeric_limits<int>::max();
+  // Some segment has biases, some segment has blocks: likewise what the host knows where it cannot
+  // read the segments. There they must be set when it is so, and choose the kernel: set alike for
+  // all calls of a policy, they do not make a row's bits depend on its company. The CPU looks at
+  // the segments instead.
+  bool has_biases = false;
+  bool has_blocks = false;
   // Added to every segment's `pages`, in entries: lists of several layers that lie behind each
   // other share their segments.
   int64_t pages_offset = 0;
