@@ -1,15 +1,53 @@
 // augur-bench: what the kernels and whole steps do on this machine, beside what the machine can do.
 // One JSON line a case on stdout.
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/bench/attention_bench.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
+#ifdef AUGUR_HAS_CUDA
+#include "kernels/cuda/bandwidth_probe.h"
+#include "kernels/cuda/make_cuda_backend.h"
+#endif
+
+namespace {
+
+#ifdef AUGUR_HAS_CUDA
+constexpr const char* kAttentionBackend = "cuda";
+#else
+constexpr const char* kAttentionBackend = "cpu";
+#endif
+
+// On the backend of this name; false, with a line on stderr, where it cannot be had.
+bool RunAttention(const std::string& name, augur::bench::BenchContext context,
+                  const augur::bench::AttentionBenchOptions& options) {
+  std::unique_ptr<augur::kernels::Backend> backend;
+  std::string error = name + ": not in this build";
+  double read_bytes_per_second = 0;
+  if (name == "cpu") backend = augur::kernels::MakeCpuBackend({.num_threads = context.threads});
+#ifdef AUGUR_HAS_CUDA
+  if (name == "cuda") backend = augur::kernels::MakeCudaBackend({}, &error);
+  if (name == "cuda" && backend != nullptr) {
+    read_bytes_per_second = augur::kernels::MeasureReadBytesPerSecond();
+  }
+#endif
+  if (backend == nullptr) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+    return false;
+  }
+  context.backend = backend->Describe();
+  augur::bench::RunAttentionBench(backend.get(), context, options, read_bytes_per_second);
+  return true;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
@@ -27,9 +65,14 @@ int main(int argc, char** argv) {
   options.batches = {1, 4, 16, 32};
   options.contexts = {256, 1024, 4096};
 
+  augur::bench::AttentionBenchOptions attention_options;
+  std::string attention_backend = kAttentionBackend;
+
   CLI::App* matmul = app.add_subcommand("matmul", "matrix products by shape");
   CLI::App* prefill = app.add_subcommand("prefill", "prompts in chunks");
   CLI::App* decode = app.add_subcommand("decode", "batches of decoding sequences");
+  CLI::App* attention =
+      app.add_subcommand("attention", "decode and prefill attention over paged KV, a GPU's sizes");
   CLI::App* all = app.add_subcommand("all", "everything");
   for (CLI::App* command : {matmul, all})
     command->add_option("--rows", rows, "rows of x")->delimiter(',');
@@ -45,8 +88,16 @@ int main(int argc, char** argv) {
     command->add_option("--contexts", options.contexts, "tokens behind each sequence")
         ->delimiter(',');
   }
+  attention->add_option("--on", attention_backend, "backend")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  attention->add_option("--batches", attention_options.batches, "decoding rows")->delimiter(',');
+  attention->add_option("--contexts", attention_options.contexts, "tokens behind each row")
+      ->delimiter(',');
+  attention->add_option("--prompts", attention_options.prompts, "prompt lengths")->delimiter(',');
+  attention->add_option("--chunk", attention_options.chunk, "rows of a prefill call");
   CLI11_PARSE(app, argc, argv);
 
+  if (*attention) return RunAttention(attention_backend, context, attention_options) ? 0 : 2;
   const std::unique_ptr<augur::kernels::Backend> backend =
       augur::kernels::MakeCpuBackend({.num_threads = context.threads});
   context.backend = backend->Describe();
