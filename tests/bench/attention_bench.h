@@ -1,0 +1,24 @@
+// Attention over paged KV in decode and prefill at the shapes of two models, beside what this
+// device's memory gives. On any backend; the default sizes are a GPU's.
+#pragma once
+
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/bench/bench_record.h"
+
+namespace augur::bench {
+
+struct AttentionBenchOptions {
+  std::vector<int> batches = {1, 4, 16};
+  std::vector<int> contexts = {8192, 32768, 131072};  // tokens behind each decoding row
+  std::vector<int> prompts = {8192, 32768};
+  int chunk = 8192;  // rows of a prefill call
+};
+
+// One line a case: the median over context.repeats of one op's time, in a recorded graph of many
+// over different memory, so that caches do not help.
+void RunAttentionBench(kernels::Backend* backend, const BenchContext& context,
+                       const AttentionBenchOptions& options, double read_bytes_per_second);
+
+}  // namespace augur::bench
