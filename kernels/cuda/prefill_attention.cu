@@ -47,14 +47,23 @@ constexpr int kFragments = kWarpRows / kFragmentRows;
 constexpr int kKeyTiles = kBlockTokens / 8;   // columns of C fragments of a page's scores
 constexpr int kKeySteps = kBlockTokens / 16;  // steps of the sum over a page's keys
 
+// What a CTA works on. Kept in shared memory: registers are for the accumulators.
+struct TileRows {
+  PrefillSpan span;
+  const std::byte* const* pages;
+  int64_t first_row;  // of the segment, in q and out
+  int first_head;     // query head
+};
+
 template <int kHeadDim>
 struct SharedTile {
-  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kRowBytes = SwizzledRows<kHeadDim>::kRowBytes;
   static constexpr int kHalfPageBytes = kBlockTokens * kRowBytes;  // K or V
   static constexpr int kPageBytes = 2 * kHalfPageBytes;
   static constexpr int kQueryBytes = kTileRows * kRowBytes;
   static constexpr int kFirstBadOffset = kQueryBytes + kStages * kPageBytes;
-  static constexpr int kBytes = kFirstBadOffset + kHeadDim * static_cast<int>(sizeof(int));
+  static constexpr int kTileOffset = kFirstBadOffset + kHeadDim * static_cast<int>(sizeof(int));
+  static constexpr int kBytes = kTileOffset + static_cast<int>(sizeof(TileRows));
 };
 
 struct Tile {
@@ -87,14 +96,6 @@ __device__ Tile FindTile(const PagedAttentionParams& params, int tile) {
   }
   return {};
 }
-
-// What a CTA works on.
-struct TileRows {
-  PrefillSpan span;
-  const std::byte* const* pages;
-  int64_t first_row;  // of the segment, in q and out
-  int first_head;     // query head
-};
 
 __device__ TileRows RowsOf(const PagedAttentionParams& params, const Tile& tile, int kv_head) {
   const AttentionSegment& segment = params.segments[tile.segment];
@@ -231,9 +232,11 @@ __device__ __forceinline__ void ScorePage(uint32_t queries, uint32_t keys, Score
   using Layout = SwizzledRows<kHeadDim>;
   const int lane = threadIdx.x % 32;
   // A: matrices are rows 0-7 and 8-15 of one chunk, then of the next one.
-  const int q_row = threadIdx.x / 32 * kWarpRows + lane % 16, q_chunk = lane / 16;
+  uint32_t q_at = queries + Layout::OffsetOf(threadIdx.x / 32 * kWarpRows + lane % 16, lane / 16);
+  // Else the addresses of all steps are worked out before the first page, and take registers.
+  asm volatile("" : "+r"(q_at));
   // B of two key tiles: chunks 0 and 1 of keys 0-7, then of keys 8-15.
-  const int k_row = lane % 8 + lane / 16 * 8, k_chunk = lane / 8 % 2;
+  const uint32_t k_at = keys + Layout::OffsetOf(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
@@ -247,12 +250,12 @@ __device__ __forceinline__ void ScorePage(uint32_t queries, uint32_t keys, Score
     uint32_t q[kFragments][4];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      LoadMatrices(q[f], queries + Layout::OffsetOf(q_row + f * kFragmentRows, step * 2 + q_chunk));
+      LoadMatrices(q[f], Layout::Advance(q_at, step * 2) + f * kFragmentRows * Layout::kRowBytes);
     }
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
       uint32_t k[4];
-      LoadMatrices(k, keys + Layout::OffsetOf(k_row + n * 8, step * 2 + k_chunk));
+      LoadMatrices(k, Layout::Advance(k_at, step * 2) + n * 8 * Layout::kRowBytes);
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
         MultiplyAdd<T>(scores[f][n], q[f], k[0], k[1]);
@@ -339,13 +342,13 @@ __device__ __forceinline__ void GatherPage(uint32_t values, const Weights& weigh
   using Layout = SwizzledRows<kHeadDim>;
   const int lane = threadIdx.x % 32;
   // B of two column tiles: keys 0-7 and 8-15 of one chunk, then of the next one.
-  const int v_row = lane % 16, v_chunk = lane / 16;
+  const uint32_t v_at = values + Layout::OffsetOf(lane % 16, lane / 16);
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; n += 2) {
       uint32_t v[4];
-      LoadMatricesTransposed(v, values + Layout::OffsetOf(v_row + step * 16, n + v_chunk));
+      LoadMatricesTransposed(v, Layout::Advance(v_at, n) + step * 16 * Layout::kRowBytes);
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
         MultiplyAdd<T>(rows.out[f][n], weights[f][step], v[0], v[1]);
@@ -366,8 +369,8 @@ __device__ __forceinline__ void StorePair(Out* to, float first, float second) {
 
 template <class Out, int kHeadDim>
 __device__ void WriteRows(const PagedAttentionParams& params, const TileRows& tile,
-                          const PrefillSpan& span, const int* first_bad,
-                          const WarpRows<kHeadDim>& rows) {
+                          const int* first_bad, const WarpRows<kHeadDim>& rows) {
+  const PrefillSpan span = WarpSpan(tile.span, threadIdx.x / 32);
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
@@ -401,34 +404,31 @@ __device__ void WriteRows(const PagedAttentionParams& params, const TileRows& ti
   }
 }
 
-// Positions of this lane's rows; those behind the span's end take its last one.
-__device__ __forceinline__ void LanePositions(const PrefillSpan& span,
-                                              int (&positions)[kFragments][2]) {
+// For each of this lane's rows the last key it sees, counted from the lane's first key of the page.
+// Rows behind the span's end take its last one.
+__device__ __forceinline__ void LastKeys(const PrefillSpan& span, int page,
+                                         int (&last_key)[kFragments][2]) {
+  const int lane = threadIdx.x % 32;
+  const int first_key = page * kBlockTokens + lane % 4 * 2;
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int packed = span.begin + f * kFragmentRows + row * 8 + threadIdx.x % 32 / 4;
-      positions[f][row] = span.PositionOf(min(packed, max(span.end - 1, 0)));
+      const int packed = span.begin + f * kFragmentRows + row * 8 + lane / 4;
+      last_key[f][row] = span.PositionOf(min(packed, span.end - 1)) - first_key;
     }
   }
 }
 
 template <class T, int kHeadDim>
 __device__ __forceinline__ void AttendPage(uint32_t queries, uint32_t page_at, int page,
-                                           const PrefillSpan& span,
-                                           const int (&positions)[kFragments][2], float scale,
+                                           const PrefillSpan& tile, bool is_masked, float scale,
                                            WarpRows<kHeadDim>& rows) {
   Scores scores;
   ScorePage<T, kHeadDim>(queries, page_at, scores);
-  if (page >= span.FirstMaskedPage()) {
-    const int first_key = page * kBlockTokens + threadIdx.x % 4 * 2;
+  if (is_masked) {
     int last_key[kFragments][2];
-#pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) last_key[f][row] = positions[f][row] - first_key;
-    }
+    LastKeys(WarpSpan(tile, threadIdx.x / 32), page, last_key);
     MaskScores(last_key, scores);
   }
   Weights weights;
@@ -438,17 +438,14 @@ __device__ __forceinline__ void AttendPage(uint32_t queries, uint32_t page_at, i
 
 // The tile's pages, one after the other.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void AttendTile(const TileRows& tile, const PrefillSpan& span,
-                                           float scale, std::byte* shared,
+__device__ __forceinline__ void AttendTile(const TileRows& tile, float scale, std::byte* shared,
                                            WarpRows<kHeadDim>& rows) {
   using Shared = SharedTile<kHeadDim>;
-  const uint32_t queries = SharedAddress(shared);
   std::byte* const stages = shared + Shared::kQueryBytes;
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
-  const int num_pages = tile.span.NumPages(), own_pages = span.NumPages();
+  const int num_pages = tile.span.NumPages();
+  const int own_pages = WarpSpan(tile.span, threadIdx.x / 32).NumPages();
   const int first_masked = tile.span.FirstMaskedPage();
-  int positions[kFragments][2];
-  LanePositions(span, positions);
   // The address of the page after the one being copied: it is long there when its copy starts.
   const std::byte* next = num_pages > 1 ? tile.pages[1] : nullptr;
   for (int page = 0; page < num_pages; ++page) {
@@ -465,7 +462,8 @@ __device__ __forceinline__ void AttendTile(const TileRows& tile, const PrefillSp
       if (page + 2 < num_pages) next = tile.pages[page + 2];
     }
     if (page < own_pages) {
-      AttendPage<T, kHeadDim>(queries, SharedAddress(here), page, span, positions, scale, rows);
+      AttendPage<T, kHeadDim>(SharedAddress(shared), SharedAddress(here), page, tile.span,
+                              page >= first_masked, scale, rows);
     }
   }
 }
@@ -481,12 +479,13 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   const int num_tiles = gridDim.x / params.num_kv_heads;
   const Tile tile = FindTile(params, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
   if (tile.segment < 0) return;
-  const TileRows tile_rows = RowsOf(params, tile, kv_head);
-  CopyPage<kHeadDim>(tile_rows.pages[0], SharedAddress(shared + Shared::kQueryBytes));
-  LoadQueries<T, kHeadDim>(params, tile_rows, shared);
+  TileRows& tile_rows = *reinterpret_cast<TileRows*>(shared + Shared::kTileOffset);
+  if (threadIdx.x == 0) tile_rows = RowsOf(params, tile, kv_head);
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
   for (int i = threadIdx.x; i < kHeadDim; i += kThreads) first_bad[i] = INT_MAX;
-  __syncthreads();  // first_bad is there before the first atomicMin
+  __syncthreads();
+  CopyPage<kHeadDim>(tile_rows.pages[0], SharedAddress(shared + Shared::kQueryBytes));
+  LoadQueries<T, kHeadDim>(params, tile_rows, shared);
 
   WarpRows<kHeadDim> rows;
 #pragma unroll
@@ -499,15 +498,14 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     rows.max[f][0] = rows.max[f][1] = -INFINITY;
     rows.sum[f][0] = rows.sum[f][1] = 0.0f;
   }
-  const PrefillSpan span = WarpSpan(tile_rows.span, threadIdx.x / 32);
-  AttendTile<T, kHeadDim>(tile_rows, span, params.scale * kLog2E, shared, rows);
+  AttendTile<T, kHeadDim>(tile_rows, params.scale * kLog2E, shared, rows);
   switch (params.out_dtype) {
     case DType::kF32:
-      return WriteRows<float>(params, tile_rows, span, first_bad, rows);
+      return WriteRows<float>(params, tile_rows, first_bad, rows);
     case DType::kBF16:
-      return WriteRows<__nv_bfloat16>(params, tile_rows, span, first_bad, rows);
+      return WriteRows<__nv_bfloat16>(params, tile_rows, first_bad, rows);
     case DType::kF16:
-      return WriteRows<__half>(params, tile_rows, span, first_bad, rows);
+      return WriteRows<__half>(params, tile_rows, first_bad, rows);
   }
 }
 

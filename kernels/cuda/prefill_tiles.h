@@ -6,6 +6,8 @@
 // is a run of packed rows of one segment.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/kv_page.h"
 
 #ifdef __CUDACC__
@@ -55,15 +57,22 @@ template <int kHeadDim>
 struct SwizzledRows {
   static_assert(kHeadDim % 32 == 0);
   static constexpr int kChunks = kHeadDim / 8;  // of a row
+  static constexpr int kRowBytes = kHeadDim * 2;
+  // Chunks that change places with each other. Rows of 192 bytes (head_dim 96) alternate between
+  // the halves of 128 bytes by themselves, so that 4 are enough, and 8 would leave the row.
+  static constexpr int kPermuted = kChunks % 8 == 0 ? 8 : 4;
 
-  // Rows of 192 bytes (head_dim 96) alternate between the halves of 128 bytes by themselves, so
-  // two bits are left to permute; a third would leave the row.
   AUGUR_HOST_DEVICE static constexpr int KeyOf(int row) {
-    return kChunks % 8 == 0 ? row % 8 : row / 2 % 4;
+    return kPermuted == 8 ? row % 8 : row / 2 % 4;
   }
   // Byte offset of a chunk.
   AUGUR_HOST_DEVICE static constexpr int OffsetOf(int row, int chunk) {
     return (row * kChunks + (chunk ^ KeyOf(row))) * 16;
+  }
+  // From the address of chunk 0 or 1 of a row to the one `chunks` (even) further; rows 8 apart lie
+  // 8 * kRowBytes apart. The first row must be aligned to 128 bytes.
+  AUGUR_HOST_DEVICE static constexpr uint32_t Advance(uint32_t address, int chunks) {
+    return (address ^ (chunks % kPermuted * 16)) + chunks / kPermuted * kPermuted * 16;
   }
 };
 
