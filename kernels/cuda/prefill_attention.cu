@@ -53,6 +53,8 @@ struct TileRows {
   const std::byte* const* pages;
   int64_t first_row;  // of the segment, in q and out
   int first_head;     // query head
+  int num_pages;
+  int first_masked_page;
 };
 
 template <int kHeadDim>
@@ -104,6 +106,8 @@ __device__ TileRows RowsOf(const PagedAttentionParams& params, const Tile& tile,
   rows.span.first_position = segment.rows.first_position;
   rows.span.begin = tile.index * kTileRows;
   rows.span.end = min(rows.span.begin + kTileRows, segment.rows.num_rows * rows.span.group);
+  rows.num_pages = rows.span.NumPages();
+  rows.first_masked_page = rows.span.FirstMaskedPage();
   rows.pages = segment.pages + params.pages_offset + int64_t{kv_head} * segment.list_stride;
   rows.first_row = segment.rows.first_row;
   rows.first_head = kv_head * rows.span.group;
@@ -153,23 +157,24 @@ __device__ void LoadQueries(const PagedAttentionParams& params, const TileRows& 
   }
 }
 
-// Calls body(row, chunk) for this thread's chunks of `num_rows` rows.
+// Calls body(i, offset in shared memory) for this thread's chunks of kNumRows rows: chunk
+// threadIdx.x + i * kThreads in the order of global memory. A thread's chunks of a page's V are the
+// same ones, whether taken of V or of the whole page.
 template <int kHeadDim, int kNumRows, class Body>
 __device__ __forceinline__ void ForOwnChunks(Body&& body) {
-  constexpr int kChunks = SwizzledRows<kHeadDim>::kChunks;
-  static_assert(kNumRows * kChunks % kThreads == 0);
+  using Layout = SwizzledRows<kHeadDim>;
+  constexpr int kChunks = Layout::kChunks;
+  constexpr int kItems = kNumRows * kChunks / kThreads;
+  static_assert(kBlockTokens * kChunks % kThreads == 0 && kNumRows % kBlockTokens == 0);
   const int thread = threadIdx.x;
-  if constexpr (kThreads % kChunks == 0) {  // a thread stays in its column
-    const int row = thread / kChunks, chunk = thread % kChunks;
+  const int first = Layout::OffsetOf(thread / kChunks, thread % kChunks);
 #pragma unroll
-    for (int i = 0; i < kNumRows * kChunks / kThreads; ++i) {
-      body(row + i * (kThreads / kChunks), chunk);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kNumRows * kChunks / kThreads; ++i) {
+  for (int i = 0; i < kItems; ++i) {
+    if constexpr (kThreads % (8 * kChunks) == 0) {  // whole eights of rows
+      body(i, first + i * kThreads * 16);
+    } else {
       const int item = thread + i * kThreads;
-      body(item / kChunks, item % kChunks);
+      body(i, Layout::OffsetOf(item / kChunks, item % kChunks));
     }
   }
 }
@@ -177,11 +182,9 @@ __device__ __forceinline__ void ForOwnChunks(Body&& body) {
 // Starts this thread's share of a page's copy: K's 64 rows, then V's.
 template <int kHeadDim>
 __device__ __forceinline__ void CopyPage(const std::byte* page, uint32_t to_shared) {
-  using Layout = SwizzledRows<kHeadDim>;
-  ForOwnChunks<kHeadDim, 2 * kBlockTokens>([&](int row, int chunk) {
-    CopyChunk(to_shared + Layout::OffsetOf(row, chunk),
-              page + (row * Layout::kChunks + chunk) * 16);
-  });
+  const std::byte* const from = page + threadIdx.x * 16;
+  ForOwnChunks<kHeadDim, 2 * kBlockTokens>(
+      [&](int i, int offset) { CopyChunk(to_shared + offset, from + i * kThreads * 16); });
 }
 
 // Exponents of all ones are infinities and NaNs; adding the lowest bit of the exponent to one
@@ -194,18 +197,27 @@ __device__ __forceinline__ uint32_t NonFiniteBits(uint32_t pair) {
   return ((pair & kExponents) + kLowest) & 0x80008000u;
 }
 
+template <class T>
+__device__ __forceinline__ uint32_t NonFiniteBits(const uint4& pairs) {
+  return NonFiniteBits<T>(pairs.x) | NonFiniteBits<T>(pairs.y) | NonFiniteBits<T>(pairs.z) |
+         NonFiniteBits<T>(pairs.w);
+}
+
 // Makes the elements that are not finite 0, in those chunks of V that this thread copied itself,
 // after the copy and before the others see it.
 template <class T, int kHeadDim>
-__device__ void CleanValues(std::byte* values, int first_key, int* first_bad) {
-  using Layout = SwizzledRows<kHeadDim>;
-  ForOwnChunks<kHeadDim, kBlockTokens>([&](int row, int chunk) {
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(values + Layout::OffsetOf(row, chunk));
-    const uint4 four = *reinterpret_cast<const uint4*>(pairs);
-    if ((NonFiniteBits<T>(four.x) | NonFiniteBits<T>(four.y) | NonFiniteBits<T>(four.z) |
-         NonFiniteBits<T>(four.w)) == 0) {
-      return;
-    }
+__device__ __forceinline__ void CleanValues(std::byte* values, int first_key, int* first_bad) {
+  uint32_t any = 0;
+  ForOwnChunks<kHeadDim, kBlockTokens>([&](int, int offset) {
+    any |= NonFiniteBits<T>(*reinterpret_cast<const uint4*>(values + offset));
+  });
+  if (any == 0) return;
+  constexpr int kChunks = SwizzledRows<kHeadDim>::kChunks;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < kBlockTokens * kChunks; item += kThreads) {
+    const int row = item / kChunks, chunk = item % kChunks;
+    uint32_t* const pairs =
+        reinterpret_cast<uint32_t*>(values + SwizzledRows<kHeadDim>::OffsetOf(row, chunk));
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const uint32_t bad = NonFiniteBits<T>(pairs[i]);
@@ -213,7 +225,7 @@ __device__ void CleanValues(std::byte* values, int first_key, int* first_bad) {
       if (bad & 0x80000000u) atomicMin(first_bad + chunk * 8 + 2 * i + 1, first_key + row);
       pairs[i] &= ~((bad >> 15) * 0xffffu);
     }
-  });
+  }
 }
 
 // One warp's rows: of each fragment, rows g and g + 8 of lane 4 g + t.
@@ -443,27 +455,25 @@ __device__ __forceinline__ void AttendTile(const TileRows& tile, float scale, st
   using Shared = SharedTile<kHeadDim>;
   std::byte* const stages = shared + Shared::kQueryBytes;
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
-  const int num_pages = tile.span.NumPages();
   const int own_pages = WarpSpan(tile.span, threadIdx.x / 32).NumPages();
-  const int first_masked = tile.span.FirstMaskedPage();
   // The address of the page after the one being copied: it is long there when its copy starts.
-  const std::byte* next = num_pages > 1 ? tile.pages[1] : nullptr;
-  for (int page = 0; page < num_pages; ++page) {
+  const std::byte* next = tile.num_pages > 1 ? tile.pages[1] : nullptr;
+  for (int page = 0; page < tile.num_pages; ++page) {
     std::byte* const here = stages + page % kStages * Shared::kPageBytes;
     WaitForCopies();
-    if (page >= first_masked) {
+    if (page >= tile.first_masked_page) {
       CleanValues<T, kHeadDim>(here + Shared::kHalfPageBytes, page * kBlockTokens, first_bad);
     }
     // Everyone's copies of this page are there, and everyone has left the page before it, whose
     // place the next one takes.
     __syncthreads();
-    if (page + 1 < num_pages) {
+    if (page + 1 < tile.num_pages) {
       CopyPage<kHeadDim>(next, SharedAddress(stages + (page + 1) % kStages * Shared::kPageBytes));
-      if (page + 2 < num_pages) next = tile.pages[page + 2];
+      if (page + 2 < tile.num_pages) next = tile.pages[page + 2];
     }
     if (page < own_pages) {
       AttendPage<T, kHeadDim>(SharedAddress(shared), SharedAddress(here), page, tile.span,
-                              page >= first_masked, scale, rows);
+                              page >= tile.first_masked_page, scale, rows);
     }
   }
 }
