@@ -25,7 +25,7 @@ struct TwinTolerances {
 };
 
 // Half a unit in the last place of each 16-bit type, and of fp16's subnormals.
-inline constexpr double kHalfUlpBF16 = 0x1p-9;
+inline constexpr double kHalfUlpBF16 = 0x1p-8;
 inline constexpr double kHalfUlpF16 = 0x1p-11;
 inline constexpr double kHalfSubnormalF16 = 0x1p-25;
 
