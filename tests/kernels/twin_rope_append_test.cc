@@ -1,0 +1,239 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/ops/rope_append.h"
+#include "tests/kernels/backends_under_test.h"
+#include "tests/kernels/paged_sequence.h"
+#include "tests/kernels/twin_tolerances.h"
+
+namespace augur::kernels {
+namespace {
+
+struct RopeCase {
+  HeadShape heads;
+  int num_forecast_heads = 0;
+  int rest = 0;                // floats behind the heads of a row
+  bool lists_by_head = false;  // [kv_heads][blocks] behind an offset, otherwise [blocks][kv_heads]
+
+  int stride() const { return heads.row_floats() + num_forecast_heads * heads.head_dim + rest; }
+};
+
+// Lists of a segment's pages lie in one array behind others, as those of a layer do.
+constexpr int kOtherEntries = 3;
+
+// A call's rows and a pool in which each segment has blocks of its own.
+class RopeCall {
+ public:
+  // Segments follow one another, with a row that is in none between them.
+  RopeCall(Backend& backend, const RopeCase& rope_case, const std::vector<Segment>& pieces)
+      : backend_(&backend),
+        case_(rope_case),
+        table_(kMaxPosition, rope_case.heads.head_dim),
+        cos_(backend, table_.cos),
+        sin_(backend, table_.sin),
+        segments_(backend, pieces.size()),
+        pool_(backend, CountBlocks(pieces) * rope_case.heads.num_kv_heads * page_bytes()) {
+    std::byte* next = pool_.data();
+    for (size_t s = 0; s < pieces.size(); ++s) {
+      const Segment rows{rows_, pieces[s].num_rows, pieces[s].first_position};
+      const int blocks = BlocksOf(rows);
+      const int kv_heads = case_.heads.num_kv_heads;
+      std::vector<std::byte*> list(kOtherEntries + blocks * kv_heads, nullptr);
+      for (size_t i = kOtherEntries; i < list.size(); ++i, next += page_bytes()) list[i] = next;
+      lists_.emplace_back(backend, list);
+      segments_[s] = {rows, lists_.back().data(), 0, 1};
+      if (case_.lists_by_head) segments_[s] = {rows, lists_.back().data(), 1, blocks};
+      rows_ += rows.num_rows + 1;
+    }
+  }
+
+  std::vector<float> Run(const std::vector<float>& before) {
+    SharedArray<float> qkv(*backend_, before);
+    backend_->RopeAppend({.qkv = qkv.data(),
+                          .segments = segments_.data(),
+                          .num_segments = static_cast<int>(segments_.size()),
+                          .rows = rows_,
+                          .row_stride = case_.stride(),
+                          .num_q_heads = case_.heads.num_q_heads,
+                          .num_kv_heads = case_.heads.num_kv_heads,
+                          .num_forecast_heads = case_.num_forecast_heads,
+                          .head_dim = case_.heads.head_dim,
+                          .dtype = case_.heads.dtype,
+                          .cos = cos_.data(),
+                          .sin = sin_.data(),
+                          .pages_offset = kOtherEntries});
+    backend_->Synchronize();
+    return qkv.ToVector();
+  }
+
+  void Check(const std::vector<float>& before, const std::vector<float>& after) {
+    std::vector<bool> is_turned(rows_, false), is_written(pool_.size(), false);
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      for (int t = 0; t < segments_[s].rows.num_rows; ++t) {
+        is_turned[segments_[s].rows.first_row + t] = true;
+        CheckRow(segments_[s], t, before, after);
+        if (::testing::Test::HasFatalFailure()) return;
+        CheckPages(segments_[s], t, before, after, is_written);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+    for (int r = 0; r < rows_; ++r) {
+      if (is_turned[r]) continue;
+      const size_t offset = size_t(r) * case_.stride();
+      ASSERT_TRUE(SameBits(after.data() + offset, before.data() + offset, case_.stride())) << r;
+    }
+    for (size_t i = 0; i < is_written.size(); ++i) {
+      if (is_written[i]) continue;
+      ASSERT_EQ(pool_[i], std::byte{0xff}) << "stray write at " << i;
+    }
+  }
+
+  int rows() const { return rows_; }
+
+ private:
+  static constexpr int kMaxPosition = 4300;
+
+  static int BlocksOf(const Segment& rows) {
+    if (rows.num_rows == 0) return 0;
+    return (rows.first_position + rows.num_rows - 1) / kBlockTokens -
+           rows.first_position / kBlockTokens + 1;
+  }
+  static size_t CountBlocks(const std::vector<Segment>& pieces) {
+    size_t blocks = 0;
+    for (const Segment& piece : pieces) blocks += BlocksOf(piece);
+    return blocks;
+  }
+  size_t entry_bytes() const { return case_.heads.head_dim * BytesOf(case_.heads.dtype); }
+  size_t page_bytes() const { return 2 * kBlockTokens * entry_bytes(); }
+
+  void CheckRow(const AppendSegment& segment, int t, const std::vector<float>& before,
+                const std::vector<float>& after) const {
+    const int d = case_.heads.head_dim, half = d / 2;
+    const int first_v = case_.heads.num_q_heads + case_.heads.num_kv_heads;
+    const int first_forecast = first_v + case_.heads.num_kv_heads;
+    const size_t offset = size_t(segment.rows.first_row + t) * case_.stride();
+    const size_t angles = size_t(segment.rows.first_position + t) * half;
+    for (int i = 0; i < case_.stride(); ++i) {
+      const int h = i / d, c = i % d;
+      const float* head = before.data() + offset + h * d;
+      double expected = before[offset + i];
+      double tolerance = 0.0;
+      if (h < first_v || (h >= first_forecast && h < first_forecast + case_.num_forecast_heads)) {
+        const double other = c < half ? -head[c + half] : head[c - half];
+        expected =
+            head[c] * double(table_.cos[angles + c % half]) + other * table_.sin[angles + c % half];
+        tolerance = kRopeTolerance.At(expected);
+      }
+      ASSERT_NEAR(after[offset + i], expected, tolerance) << "row " << t << " head " << h;
+    }
+  }
+
+  // k as it was turned and v as it was, rounded, in the token's place of its page.
+  void CheckPages(const AppendSegment& segment, int t, const std::vector<float>& before,
+                  const std::vector<float>& after, std::vector<bool>& is_written) const {
+    const HeadShape& heads = case_.heads;
+    const int position = segment.rows.first_position + t;
+    const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
+    const size_t offset = size_t(segment.rows.first_row + t) * case_.stride();
+    for (int h = 0; h < heads.num_kv_heads; ++h) {
+      const int entry = case_.lists_by_head ? h * segment.head_stride + touched
+                                            : touched * heads.num_kv_heads + h;
+      const std::byte* k =
+          segment.pages[kOtherEntries + entry] + position % kBlockTokens * entry_bytes();
+      const std::byte* v = k + kBlockTokens * entry_bytes();
+      const size_t k_head = offset + (heads.num_q_heads + h) * heads.head_dim;
+      for (int c = 0; c < heads.head_dim; ++c) {
+        const size_t place = c * BytesOf(heads.dtype);
+        std::byte rounded[2][4];
+        WriteAs(heads.dtype, after[k_head + c], rounded[0], 0);
+        WriteAs(heads.dtype, before[k_head + heads.num_kv_heads * heads.head_dim + c], rounded[1],
+                0);
+        ASSERT_EQ(std::memcmp(k + place, rounded[0], BytesOf(heads.dtype)), 0);
+        ASSERT_EQ(std::memcmp(v + place, rounded[1], BytesOf(heads.dtype)), 0);
+      }
+      for (size_t b = 0; b < entry_bytes(); ++b) {
+        is_written[k - pool_.data() + b] = is_written[v - pool_.data() + b] = true;
+      }
+    }
+  }
+
+  Backend* backend_;
+  RopeCase case_;
+  RopeTable table_;
+  SharedArray<float> cos_, sin_;
+  SharedArray<AppendSegment> segments_;
+  SharedArray<std::byte> pool_;
+  std::vector<SharedArray<std::byte*>> lists_;
+  int rows_ = 0;
+};
+
+void CheckCall(Backend& backend, const RopeCase& rope_case, const std::vector<Segment>& pieces) {
+  RopeCall call(backend, rope_case, pieces);
+  const std::vector<float> before = RandomFloats(size_t(call.rows()) * rope_case.stride(), 5);
+  call.Check(before, call.Run(before));
+}
+
+// Ragged, with segments of no rows; first_row is the call's to say.
+std::vector<Segment> RaggedPieces() {
+  return {{0, 70, 0}, {0, 0, 5}, {0, 1, 63}, {0, 1, 64}, {0, 0, 0}, {0, 9, 130}, {0, 65, 250}};
+}
+
+TEST(TwinRopeAppendTest, RotatesAndWritesEachTokensPlaceOnly) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const int group : {1, 2, 4, 8, 16}) {
+        for (const int head_dim : {2, 6, 40, 64, 128}) {
+          SCOPED_TRACE(name + " " + NameOf(dtype) + " group " + std::to_string(group) + " d " +
+                       std::to_string(head_dim));
+          const HeadShape heads{2 * group, 2, head_dim, dtype};
+          CheckCall(*backend, {heads}, RaggedPieces());
+          CheckCall(*backend, {heads, 2, 5, true}, RaggedPieces());
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(TwinRopeAppendTest, SegmentsOfEverySize) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    for (const int rows : {1, 63, 64, 65, 1000, 4097}) {
+      for (const int first : {0, 1, 63, 100}) {
+        SCOPED_TRACE(name + " rows " + std::to_string(rows) + " from " + std::to_string(first));
+        const HeadShape heads{2, 1, 16, DType::kBF16};
+        CheckCall(*backend, {heads, 0, 4, true}, {{0, rows, first}});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// More segments than a CTA has threads.
+TEST(TwinRopeAppendTest, ManySegmentsOfOneRow) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    std::vector<Segment> pieces;
+    for (int i = 0; i < 600; ++i) pieces.push_back({0, i % 3 == 2 ? 0 : 1, i * 7});
+    SCOPED_TRACE(name);
+    CheckCall(*backend, {HeadShape{4, 1, 16, DType::kF16}}, pieces);
+  }
+}
+
+TEST(TwinRopeAppendTest, ARowAloneHasTheSameBits) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    const RopeCase rope_case{HeadShape{8, 2, 64, DType::kBF16}};
+    RopeCall all(*backend, rope_case, {{0, 130, 37}});
+    const std::vector<float> before = RandomFloats(size_t(all.rows()) * rope_case.stride(), 8);
+    const std::vector<float> after = all.Run(before);
+    const size_t stride = rope_case.stride();
+    for (const int r : {0, 26, 27, 64, 129}) {
+      RopeCall one(*backend, rope_case, {{0, 1, 37 + r}});
+      std::vector<float> row(before.begin() + r * stride, before.begin() + (r + 1) * stride);
+      row.resize(one.rows() * stride);
+      ASSERT_TRUE(SameBits(one.Run(row).data(), after.data() + r * stride, stride)) << name << r;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace augur::kernels
