@@ -28,15 +28,18 @@ void CheckParams(const PagedAttentionParams& params) {
 }  // namespace
 
 // Everything that chooses here must be the same for all calls that a row could come in, as the
-// kernels round differently: types, shapes, the row's phase, and flags that a policy sets alike.
+// kernels round differently: types, shapes, the row's phase, flags that a policy sets alike, and
+// whether its lists pass by in several calls.
 void CudaBackend::PagedAttention(const PagedAttentionParams& params) {
   CheckParams(params);
   if (params.rows == 0 || params.num_segments == 0) return;
+  const bool is_whole = params.states == nullptr;
   if (params.phase == Phase::kDecode) {
-    if (!params.has_biases && DecodeAttention::Serves(params)) {
+    if (is_whole && !params.has_biases && DecodeAttention::Serves(params)) {
       return decode_attention_->Run(params, stream_);
     }
-  } else if (!params.has_biases && !params.has_blocks && ServesPrefillAttention(params)) {
+  } else if (is_whole && !params.has_biases && !params.has_blocks &&
+             ServesPrefillAttention(params)) {
     return RunPrefillAttention(params, stream_);
   }
   RunPlainAttention(params, stream_);

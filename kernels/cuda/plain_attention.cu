@@ -10,7 +10,7 @@
 //
 // Tokens behind the row's position are never read.
 #include <algorithm>
-#include <climits>
+#include <cmath>
 
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
