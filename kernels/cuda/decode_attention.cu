@@ -1,3 +1,5 @@
+#include "kernels/cuda/decode_attention.h"
+
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -5,7 +7,6 @@
 #include <type_traits>
 
 #include "kernels/check.h"
-#include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/decode_page_ring.h"
 #include "kernels/cuda/decode_runs.h"
 #include "kernels/cuda/element.h"
