@@ -1,9 +1,10 @@
+#include "kernels/cuda/bandwidth_probe.h"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/bandwidth_probe.h"
 #include "kernels/cuda/launch.h"
 
 namespace augur::kernels {

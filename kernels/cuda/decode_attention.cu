@@ -1,3 +1,5 @@
+#include "kernels/cuda/decode_attention.h"
+
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -5,7 +7,6 @@
 #include <type_traits>
 
 #include "kernels/check.h"
-#include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/decode_page_ring.h"
 #include "kernels/cuda/decode_runs.h"
 #include "kernels/cuda/element.h"
@@ -23,6 +24,7 @@ static_assert(kWarpKeys == 16, "the depth of one m16n8k16 over keys");
 constexpr int kMergeThreads = 256;
 static_assert(kMergeThreads >= kMaxRuns, "a thread a run weighs the runs");
 constexpr int kMergeWarps = kMergeThreads / 32;
+constexpr int kFirstSums = kUsualRuns / kMergeWarps;  // that a warp loads of a list of usual length
 
 // One launch: some segments of a call.
 struct DecodeCall {
@@ -462,6 +464,19 @@ __global__ __launch_bounds__(kMergeThreads) void MergeDecodeRuns(const DecodeCal
   if (num_runs <= 1) return;
 
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const auto sum_of = [&](int run) {
+    return *reinterpret_cast<const float4*>(call.sums + call.PartialOf(list, run, head) * kHeadDim +
+                                            lane * 4);
+  };
+  const bool has_column = lane < kHeadDim / 4;
+  // Asked for beside the weights: one latency less.
+  float4 first_sums[kFirstSums];
+#pragma unroll
+  for (int i = 0; i < kFirstSums; ++i) {
+    const int run = warp + i * kMergeWarps;
+    first_sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (has_column && run < num_runs) first_sums[i] = sum_of(run);
+  }
   float2 weight = make_float2(-INFINITY, 0.0f);
   if (thread < num_runs) weight = call.weights[call.PartialOf(list, thread, head)];
   const float largest =
@@ -472,16 +487,18 @@ __global__ __launch_bounds__(kMergeThreads) void MergeDecodeRuns(const DecodeCal
   const float total =
       CombineThreads(weight.y * scale, total_of_warps, [](float a, float b) { return a + b; });
 
-  if (lane < kHeadDim / 4) {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float4 strand = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const auto add = [&](float4 part, float s) {
+    strand.x += part.x * s, strand.y += part.y * s, strand.z += part.z * s, strand.w += part.w * s;
+  };
+#pragma unroll
+  for (int i = 0; i < kFirstSums; ++i) add(first_sums[i], scales[warp + i * kMergeWarps]);
+  if (has_column) {
 #pragma unroll 8  // loads in flight
-    for (int run = warp; run < num_runs; run += kMergeWarps) {
-      const float4 part = *reinterpret_cast<const float4*>(
-          call.sums + call.PartialOf(list, run, head) * kHeadDim + lane * 4);
-      const float s = scales[run];
-      sum.x += part.x * s, sum.y += part.y * s, sum.z += part.z * s, sum.w += part.w * s;
+    for (int run = warp + kFirstSums * kMergeWarps; run < num_runs; run += kMergeWarps) {
+      add(sum_of(run), scales[run]);
     }
-    strands[warp][lane] = sum;
+    strands[warp][lane] = strand;
   }
   __syncthreads();
   if (thread >= kHeadDim / 4) return;
