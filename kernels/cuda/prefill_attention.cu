@@ -26,11 +26,15 @@
 #include "kernels/cuda/prefill_mma.h"
 #include "kernels/cuda/prefill_rows.h"
 #include "kernels/cuda/prefill_tiles.h"
+#include "kernels/cuda/wgmma_prefill_attention.h"
 
 namespace augur::kernels {
 namespace {
 
 constexpr int kMaxGroup = 16;
+
+// Whether head dims that both kernels serve go to wgmma_prefill_attention.cu.
+constexpr bool kUseWgmma = false;
 // 32 rows a warp take 128 + 64 registers of accumulators a thread at head_dim 128. 4 warps, so that
 // two CTAs share an SM (96 KiB of shared memory each): one computes while the other waits.
 constexpr int kWarpRows = 32;
@@ -336,6 +340,9 @@ void RunPrefillAttention(const PagedAttentionParams& params, cudaStream_t stream
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
   if (params.rows == 0 || params.num_segments == 0) return;
+  if (kUseWgmma && ServesWgmmaPrefillAttention(params)) {
+    return RunWgmmaPrefillAttention(params, stream);
+  }
   if (params.dtype == DType::kBF16) {
     LaunchForHeadDim<__nv_bfloat16>(params, stream);
   } else {
