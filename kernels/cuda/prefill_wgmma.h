@@ -102,9 +102,11 @@ __device__ inline void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Behind WaitForProducts(): the compiler does not know that accumulators change until then.
+// No instruction, but c counts as read and written here: behind WaitForProducts(), since the
+// compiler does not know that accumulators change until then; before it, for work that shall be
+// done meanwhile.
 template <int kTiles>
-__device__ __forceinline__ void TakeProducts(float (&c)[kTiles][4]) {
+__device__ __forceinline__ void KeepInOrder(float (&c)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll

@@ -221,7 +221,7 @@ __device__ __forceinline__ void AttendPages(const TileRows& tile, int own_pages,
   uint32_t data = WaitForPage<kHeadDim>(shared, 0);
   StartScores<T, kHeadDim>(queries, data, scores);
   WaitForProducts<0>();
-  TakeProducts(scores);
+  KeepInOrder(scores);
   if (tile.first_masked_page <= 0) MaskFragment(tile.span, begin, 0, scores);
   factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
   factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
@@ -233,19 +233,20 @@ __device__ __forceinline__ void AttendPages(const TileRows& tile, int own_pages,
     StartScores<T, kHeadDim>(queries, data, scores);
     StartValues<T, kHeadDim>(weights, values, rows);
     WaitForProducts<1>();
-    TakeProducts(scores);
+    KeepInOrder(scores);
     if (page >= tile.first_masked_page) MaskFragment(tile.span, begin, page, scores);
     factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
     factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
+    KeepInOrder(scores);  // or the compiler moves all of it behind the wait
     WaitForProducts<0>();
-    TakeProducts(rows.out);
+    KeepInOrder(rows.out);
     Leave<kHeadDim>(shared, page - 1);
     ScaleFragment(factor, rows);
     PackWeights<T>(scores, weights);
   }
   StartValues<T, kHeadDim>(weights, data + kHalfPageBytes, rows);
   WaitForProducts<0>();
-  TakeProducts(rows.out);
+  KeepInOrder(rows.out);
   Leave<kHeadDim>(shared, own_pages - 1);
 }
 
