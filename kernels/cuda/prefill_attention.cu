@@ -24,15 +24,17 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_mma.h"
+#include "kernels/cuda/prefill_rows.h"
 #include "kernels/cuda/prefill_tiles.h"
+#include "kernels/cuda/wgmma_prefill_attention.h"
 
 namespace augur::kernels {
 namespace {
 
 constexpr int kMaxGroup = 16;
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLog2E = 1.44269504f;
 
+// Whether head dims that both kernels serve go to wgmma_prefill_attention.cu.
+constexpr bool kUseWgmma = false;
 // 32 rows a warp take 128 + 64 registers of accumulators a thread at head_dim 128. 4 warps, so that
 // two CTAs share an SM (96 KiB of shared memory each): one computes while the other waits.
 constexpr int kWarpRows = 32;
@@ -40,22 +42,8 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kTileRows = kWarpRows * kWarps;
 constexpr int kCtasPerSm = 2;
-constexpr int kStages = 2;  // the next page's copy runs beside this page's computation
-
-constexpr int kFragmentRows = 16;
 constexpr int kFragments = kWarpRows / kFragmentRows;
-constexpr int kKeyTiles = kBlockTokens / 8;   // columns of C fragments of a page's scores
-constexpr int kKeySteps = kBlockTokens / 16;  // steps of the sum over a page's keys
-
-// What a CTA works on. Kept in shared memory: registers are for the accumulators.
-struct TileRows {
-  PrefillSpan span;
-  const std::byte* const* pages;
-  int64_t first_row;  // of the segment, in q and out
-  int first_head;     // query head
-  int num_pages;
-  int first_masked_page;
-};
+constexpr int kStages = 2;  // the next page's copy runs beside this page's computation
 
 template <int kHeadDim>
 struct SharedTile {
@@ -67,53 +55,6 @@ struct SharedTile {
   static constexpr int kTileOffset = kFirstBadOffset + kHeadDim * static_cast<int>(sizeof(int));
   static constexpr int kBytes = kTileOffset + static_cast<int>(sizeof(TileRows));
 };
-
-struct Tile {
-  int segment = -1;  // -1: none
-  int index = 0;     // in its segment
-};
-
-// Each warp by itself: a scan over the segments, 32 at a time.
-__device__ Tile FindTile(const PagedAttentionParams& params, int tile) {
-  const int lane = threadIdx.x % 32;
-  const int group = params.num_q_heads / params.num_kv_heads;
-  int before = 0;
-  for (int base = 0; base < params.num_segments; base += 32) {
-    const int s = base + lane;
-    const int count = s < params.num_segments
-                          ? PrefillTilesOf(params.segments[s].rows.num_rows, group, kTileRows)
-                          : 0;
-    int end = count;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, end, distance);
-      if (lane >= distance) end += other;
-    }
-    const unsigned behind = __ballot_sync(kAllLanes, tile < before + end);
-    if (behind != 0) {
-      const int owner = __ffs(behind) - 1;
-      const int begin = before + __shfl_sync(kAllLanes, end - count, owner);
-      return {base + owner, tile - begin};
-    }
-    before += __shfl_sync(kAllLanes, end, 31);
-  }
-  return {};
-}
-
-__device__ TileRows RowsOf(const PagedAttentionParams& params, const Tile& tile, int kv_head) {
-  const AttentionSegment& segment = params.segments[tile.segment];
-  TileRows rows;
-  rows.span.group = params.num_q_heads / params.num_kv_heads;
-  rows.span.first_position = segment.rows.first_position;
-  rows.span.begin = tile.index * kTileRows;
-  rows.span.end = min(rows.span.begin + kTileRows, segment.rows.num_rows * rows.span.group);
-  rows.num_pages = rows.span.NumPages();
-  rows.first_masked_page = rows.span.FirstMaskedPage();
-  rows.pages = segment.pages + params.pages_offset + int64_t{kv_head} * segment.list_stride;
-  rows.first_row = segment.rows.first_row;
-  rows.first_head = kv_head * rows.span.group;
-  if (segment.blocks != nullptr || segment.biases != nullptr) __trap();  // not served
-  return rows;
-}
 
 // Rows [begin, end) of the span. Empty where the tile ends before.
 __device__ PrefillSpan WarpSpan(const PrefillSpan& tile, int warp) {
@@ -187,22 +128,6 @@ __device__ __forceinline__ void CopyPage(const std::byte* page, uint32_t to_shar
       [&](int i, int offset) { CopyChunk(to_shared + offset, from + i * kThreads * 16); });
 }
 
-// Exponents of all ones are infinities and NaNs; adding the lowest bit of the exponent to one
-// carries into the (cleared) sign.
-template <class T>
-__device__ __forceinline__ uint32_t NonFiniteBits(uint32_t pair) {
-  constexpr bool kIsBf16 = std::is_same_v<T, __nv_bfloat16>;
-  constexpr uint32_t kExponents = kIsBf16 ? 0x7f807f80u : 0x7c007c00u;
-  constexpr uint32_t kLowest = kIsBf16 ? 0x00800080u : 0x04000400u;
-  return ((pair & kExponents) + kLowest) & 0x80008000u;
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t NonFiniteBits(const uint4& pairs) {
-  return NonFiniteBits<T>(pairs.x) | NonFiniteBits<T>(pairs.y) | NonFiniteBits<T>(pairs.z) |
-         NonFiniteBits<T>(pairs.w);
-}
-
 // Makes the elements that are not finite 0, in those chunks of V that this thread copied itself,
 // after the copy and before the others see it.
 template <class T, int kHeadDim>
@@ -218,26 +143,14 @@ __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, in
     const int row = item / kChunks, chunk = item % kChunks;
     uint32_t* const pairs =
         reinterpret_cast<uint32_t*>(values + SwizzledRows<kHeadDim>::OffsetOf(row, chunk));
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t bad = NonFiniteBits<T>(pairs[i]);
-      if (bad & 0x8000u) atomicMin(first_bad + chunk * 8 + 2 * i, first_key + row);
-      if (bad & 0x80000000u) atomicMin(first_bad + chunk * 8 + 2 * i + 1, first_key + row);
-      pairs[i] &= ~((bad >> 15) * 0xffffu);
-    }
+    CleanChunk<T>(pairs, first_key + row, chunk, first_bad);
   }
 }
 
-// One warp's rows: of each fragment, rows g and g + 8 of lane 4 g + t.
 template <int kHeadDim>
-struct WarpRows {
-  float out[kFragments][kHeadDim / 8][4];
-  float max[kFragments][2];  // -infinity before the first page
-  float sum[kFragments][2];  // of this lane's own columns
-};
-
-using Scores = float[kFragments][kKeyTiles][4];
-using Weights = uint32_t[kFragments][kKeySteps][4];  // p as A fragments
+using WarpRows = FragmentRows<kHeadDim>[kFragments];
+using Scores = FragmentScores[kFragments];
+using Weights = FragmentWeights[kFragments];
 
 template <class T, int kHeadDim>
 __device__ __forceinline__ void ScorePage(uint32_t queries, uint32_t keys, Scores& scores) {
@@ -277,77 +190,6 @@ __device__ __forceinline__ void ScorePage(uint32_t queries, uint32_t keys, Score
   }
 }
 
-// Keys behind the rows' positions, both relative to this lane's first key.
-__device__ __forceinline__ void MaskScores(const int (&last_key)[kFragments][2], Scores& scores) {
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (n * 8 + i % 2 > last_key[f][i / 2]) scores[f][n][i] = -INFINITY;
-      }
-    }
-  }
-}
-
-// Scores of one row (in its four lanes) -> p in place; the row's max and sum go on. Gives the
-// factor for what the row has gathered.
-__device__ __forceinline__ float WeighRow(float (&scores)[kKeyTiles][4], int row, float scale,
-                                          float& row_max, float& row_sum) {
-  float largest = fmaxf(scores[0][2 * row], scores[0][2 * row + 1]);
-#pragma unroll
-  for (int n = 1; n < kKeyTiles; ++n) {
-    largest = fmaxf(largest, fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
-  }
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-  const float new_max = fmaxf(row_max, largest * scale);
-  const float factor = FastExp2(row_max - new_max);
-  float sum = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-    for (int i = 2 * row; i < 2 * row + 2; ++i) {
-      scores[n][i] = FastExp2(fmaf(scores[n][i], scale, -new_max));
-      sum += scores[n][i];
-    }
-  }
-  row_sum = fmaf(row_sum, factor, sum);
-  row_max = new_max;
-  return factor;
-}
-
-template <class T, int kHeadDim>
-__device__ __forceinline__ void WeighPage(Scores& scores, float scale, WarpRows<kHeadDim>& rows,
-                                          Weights& weights) {
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-    float factor[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      factor[row] = WeighRow(scores[f], row, scale, rows.max[f][row], rows.sum[f][row]);
-    }
-    // Far into a list the maxima seldom rise. Times 1 changes no bit, so whether to multiply may
-    // depend on other rows.
-    if (__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) rows.out[f][n][i] *= factor[i / 2];
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&pair)[4] = scores[f][2 * step + i / 2];
-        weights[f][step][i] = PackPair<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-      }
-    }
-  }
-}
-
 template <class T, int kHeadDim>
 __device__ __forceinline__ void GatherPage(uint32_t values, const Weights& weights,
                                            WarpRows<kHeadDim>& rows) {
@@ -363,71 +205,9 @@ __device__ __forceinline__ void GatherPage(uint32_t values, const Weights& weigh
       LoadMatricesTransposed(v, Layout::Advance(v_at, n) + step * 16 * Layout::kRowBytes);
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        MultiplyAdd<T>(rows.out[f][n], weights[f][step], v[0], v[1]);
-        MultiplyAdd<T>(rows.out[f][n + 1], weights[f][step], v[2], v[3]);
+        MultiplyAdd<T>(rows[f].out[n], weights[f][step], v[0], v[1]);
+        MultiplyAdd<T>(rows[f].out[n + 1], weights[f][step], v[2], v[3]);
       }
-    }
-  }
-}
-
-template <class Out>
-__device__ __forceinline__ void StorePair(Out* to, float first, float second) {
-  if constexpr (std::is_same_v<Out, float>) {
-    *reinterpret_cast<float2*>(to) = {first, second};
-  } else {
-    *reinterpret_cast<uint32_t*>(to) = PackPair<Out>(first, second);
-  }
-}
-
-template <class Out, int kHeadDim>
-__device__ void WriteRows(const PagedAttentionParams& params, const TileRows& tile,
-                          const int* first_bad, const WarpRows<kHeadDim>& rows) {
-  const PrefillSpan span = WarpSpan(tile.span, threadIdx.x / 32);
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float sum = rows.sum[f][row];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      const float factor = 1.0f / sum;
-      const int packed = span.begin + f * kFragmentRows + row * 8 + lane / 4;
-      if (packed >= span.end) continue;
-      const int64_t token = tile.first_row + packed / span.group;
-      const int head = tile.first_head + packed % span.group;
-      const int position = span.PositionOf(packed);
-      Out* to = static_cast<Out*>(params.out) + (token * params.num_q_heads + head) * kHeadDim;
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        const int column = n * 8 + lane % 4 * 2;
-        float x[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float gathered = rows.out[f][n][row * 2 + i];
-          // Infinity - infinity is NaN; and -0 + 0 is 0: adding p V with p = 0, as tiles with more
-          // pages than this row's do, may have turned a -0.
-          x[i] = fmaf(gathered, factor, gathered - gathered);
-          if (first_bad[column + i] <= position) x[i] = NAN;
-        }
-        StorePair(to + column, x[0], x[1]);
-      }
-    }
-  }
-}
-
-// For each of this lane's rows the last key it sees, counted from the lane's first key of the page.
-// Rows behind the span's end take its last one.
-__device__ __forceinline__ void LastKeys(const PrefillSpan& span, int page,
-                                         int (&last_key)[kFragments][2]) {
-  const int lane = threadIdx.x % 32;
-  const int first_key = page * kBlockTokens + lane % 4 * 2;
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int packed = span.begin + f * kFragmentRows + row * 8 + lane / 4;
-      last_key[f][row] = span.PositionOf(min(packed, span.end - 1)) - first_key;
     }
   }
 }
@@ -439,12 +219,21 @@ __device__ __forceinline__ void AttendPage(uint32_t queries, uint32_t page_at, i
   Scores scores;
   ScorePage<T, kHeadDim>(queries, page_at, scores);
   if (is_masked) {
-    int last_key[kFragments][2];
-    LastKeys(WarpSpan(tile, threadIdx.x / 32), page, last_key);
-    MaskScores(last_key, scores);
+    const int begin = tile.begin + threadIdx.x / 32 * kWarpRows;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      MaskFragment(tile, begin + f * kFragmentRows, page, scores[f]);
+    }
   }
   Weights weights;
-  WeighPage<T, kHeadDim>(scores, scale, rows, weights);
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    float factor[2];
+    factor[0] = WeighRow(scores[f], 0, scale, rows[f].max[0], rows[f].sum[0]);
+    factor[1] = WeighRow(scores[f], 1, scale, rows[f].max[1], rows[f].sum[1]);
+    ScaleFragment(factor, rows[f]);
+    PackWeights<T>(scores[f], weights[f]);
+  }
   GatherPage<T, kHeadDim>(page_at + SharedTile<kHeadDim>::kHalfPageBytes, weights, rows);
 }
 
@@ -487,10 +276,10 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   // Heads of a tile run side by side; the last tiles of a segment, the longest ones, come first.
   const int kv_head = blockIdx.x % params.num_kv_heads;
   const int num_tiles = gridDim.x / params.num_kv_heads;
-  const Tile tile = FindTile(params, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
+  const Tile tile = FindTile<kTileRows>(params, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
   if (tile.segment < 0) return;
   TileRows& tile_rows = *reinterpret_cast<TileRows*>(shared + Shared::kTileOffset);
-  if (threadIdx.x == 0) tile_rows = RowsOf(params, tile, kv_head);
+  if (threadIdx.x == 0) tile_rows = RowsOf<kTileRows>(params, tile, kv_head);
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
   for (int i = threadIdx.x; i < kHeadDim; i += kThreads) first_bad[i] = INT_MAX;
   __syncthreads();
@@ -499,23 +288,12 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
 
   WarpRows<kHeadDim> rows;
 #pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rows.out[f][n][i] = 0.0f;
-    }
-    rows.max[f][0] = rows.max[f][1] = -INFINITY;
-    rows.sum[f][0] = rows.sum[f][1] = 0.0f;
-  }
+  for (int f = 0; f < kFragments; ++f) Clear(rows[f]);
   AttendTile<T, kHeadDim>(tile_rows, params.scale * kLog2E, shared, rows);
-  switch (params.out_dtype) {
-    case DType::kF32:
-      return WriteRows<float>(params, tile_rows, first_bad, rows);
-    case DType::kBF16:
-      return WriteRows<__nv_bfloat16>(params, tile_rows, first_bad, rows);
-    case DType::kF16:
-      return WriteRows<__half>(params, tile_rows, first_bad, rows);
+  const int begin = tile_rows.span.begin + threadIdx.x / 32 * kWarpRows;
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    WriteFragment(params, tile_rows, begin + f * kFragmentRows, first_bad, rows[f]);
   }
 }
 
@@ -562,6 +340,9 @@ void RunPrefillAttention(const PagedAttentionParams& params, cudaStream_t stream
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
   if (params.rows == 0 || params.num_segments == 0) return;
+  if (kUseWgmma && ServesWgmmaPrefillAttention(params)) {
+    return RunWgmmaPrefillAttention(params, stream);
+  }
   if (params.dtype == DType::kBF16) {
     LaunchForHeadDim<__nv_bfloat16>(params, stream);
   } else {

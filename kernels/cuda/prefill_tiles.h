@@ -76,4 +76,14 @@ struct SwizzledRows {
   }
 };
 
+// Shared memory as warpgroup products read it, swizzled over 128 bytes: 64 rows of a page's K or V
+// in columns of 64 elements (128 bytes a row), one column behind the other. Columns must be aligned
+// to 1024 bytes.
+inline constexpr int kSwizzledColumnBytes = kBlockTokens * 128;
+
+// Byte offset of a chunk of 16 bytes.
+AUGUR_HOST_DEVICE constexpr int SwizzledColumnOffset(int row, int chunk) {
+  return chunk / 8 * kSwizzledColumnBytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
+}
+
 }  // namespace augur::kernels
