@@ -237,7 +237,8 @@ __device__ __forceinline__ void AttendPages(const TileRows& tile, int own_pages,
     if (page >= tile.first_masked_page) MaskFragment(tile.span, begin, page, scores);
     factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
     factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
-    KeepInOrder(scores);  // or the compiler moves all of it behind the wait
+    KeepInOrder(scores);
+    FinishBefore(rows.sum[0] + rows.sum[1], shared);
     WaitForProducts<0>();
     KeepInOrder(rows.out);
     Leave<kHeadDim>(shared, page - 1);
