@@ -117,10 +117,12 @@ __device__ __forceinline__ void CopyPages(const TileRows& tile, std::byte* share
   using Shared = SharedTile<kHeadDim>;
   const uint32_t shared_address = SharedAddress(shared);
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
+  const std::byte* next = tile.pages[0];  // read a step before its copy: it takes a while
 #pragma unroll 1
   for (int step = 0; step < tile.num_pages + kCopiesAhead; ++step) {
     if (step < tile.num_pages) {
-      const std::byte* const from = tile.pages[step];
+      const std::byte* const from = next;
+      if (step + 1 < tile.num_pages) next = tile.pages[step + 1];
       const Stage stage = StageOf<kHeadDim>(shared_address, step);
       WaitAt(stage.empty, stage.parity ^ 1);  // of the round before
       CopyPage<kHeadDim>(from, stage.data);
