@@ -1,10 +1,10 @@
-// Attention of many rows of sequences over all their pages, on tensor cores, causal: the contract of
-// ops/paged_attention.h in Phase::kPrefill. A row's bits depend on its own query and on the keys up
-// to its position: not on the chunk, the rows beside it, the number of SMs.
+// Attention of many rows of sequences over all their pages, on tensor cores, causal: the contract
+// of ops/paged_attention.h in Phase::kPrefill. A row's bits depend on its own query and on the keys
+// up to its position: not on the chunk, the rows beside it, the number of SMs.
 //
 // Queries and the softmax's weights are rounded to the pages' type before they meet K and V; sums
-// are float32. A NaN or an infinity in a row's scores or in a value that it sees gives NaN where the
-// CPU may give infinity.
+// are float32. A NaN or an infinity in a row's scores or in a value that it sees gives NaN where
+// the CPU may give infinity.
 #pragma once
 
 #include <cuda_runtime.h>
