@@ -53,7 +53,9 @@ struct SharedTile {
   static constexpr int kQueryBytes = kTileRows * kRowBytes;
   static constexpr int kFirstBadOffset = kQueryBytes + kStages * kPageBytes;
   static constexpr int kTileOffset = kFirstBadOffset + kHeadDim * static_cast<int>(sizeof(int));
-  static constexpr int kBytes = kTileOffset + static_cast<int>(sizeof(TileRows));
+  static constexpr int kAddressOffset = kTileOffset + static_cast<int>(sizeof(TileRows));
+  static constexpr int kBytes = kAddressOffset + 2 * static_cast<int>(sizeof(const std::byte*));
+  static_assert(kAddressOffset % sizeof(const std::byte*) == 0);
 };
 
 // Rows [begin, end) of the span. Empty where the tile ends before.
@@ -237,16 +239,26 @@ __device__ __forceinline__ void AttendPage(uint32_t queries, uint32_t page_at, i
   GatherPage<T, kHeadDim>(page_at + SharedTile<kHeadDim>::kHalfPageBytes, weights, rows);
 }
 
-// The tile's pages, one after the other.
+// Starts the copy of a page's address, to be read a page later: a load into a register would be
+// waited for, or held over the computation at the cost of a register pair that is not there.
+template <int kHeadDim>
+__device__ __forceinline__ void CopyAddressOf(const TileRows& tile, int page, std::byte* shared) {
+  if (threadIdx.x != 0 || page >= tile.num_pages) return;
+  std::byte* const to = shared + SharedTile<kHeadDim>::kAddressOffset + page % 2 * 8;
+  CopyAddress(SharedAddress(to), tile.pages + page);
+}
+
+// The tile's pages, one after the other. The copies of page 0 and of page 1's address are under
+// way.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void AttendTile(const TileRows& tile, float scale, std::byte* shared,
                                            WarpRows<kHeadDim>& rows) {
   using Shared = SharedTile<kHeadDim>;
   std::byte* const stages = shared + Shared::kQueryBytes;
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
+  const std::byte* const* const addresses =
+      reinterpret_cast<const std::byte* const*>(shared + Shared::kAddressOffset);
   const int own_pages = WarpSpan(tile.span, threadIdx.x / 32).NumPages();
-  // The address of the page after the one being copied: it is long there when its copy starts.
-  const std::byte* next = tile.num_pages > 1 ? tile.pages[1] : nullptr;
   for (int page = 0; page < tile.num_pages; ++page) {
     std::byte* const here = stages + page % kStages * Shared::kPageBytes;
     WaitForCopies();
@@ -257,8 +269,9 @@ __device__ __forceinline__ void AttendTile(const TileRows& tile, float scale, st
     // place the next one takes.
     __syncthreads();
     if (page + 1 < tile.num_pages) {
-      CopyPage<kHeadDim>(next, SharedAddress(stages + (page + 1) % kStages * Shared::kPageBytes));
-      if (page + 2 < tile.num_pages) next = tile.pages[page + 2];
+      CopyPage<kHeadDim>(addresses[(page + 1) % 2],
+                         SharedAddress(stages + (page + 1) % kStages * Shared::kPageBytes));
+      CopyAddressOf<kHeadDim>(tile, page + 2, shared);
     }
     if (page < own_pages) {
       AttendPage<T, kHeadDim>(SharedAddress(shared), SharedAddress(here), page, tile.span,
@@ -284,6 +297,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   for (int i = threadIdx.x; i < kHeadDim; i += kThreads) first_bad[i] = INT_MAX;
   __syncthreads();
   CopyPage<kHeadDim>(tile_rows.pages[0], SharedAddress(shared + Shared::kQueryBytes));
+  CopyAddressOf<kHeadDim>(tile_rows, 1, shared);
   LoadQueries<T, kHeadDim>(params, tile_rows, shared);
 
   WarpRows<kHeadDim> rows;

@@ -83,6 +83,11 @@ __device__ inline void CopyChunk(uint32_t to_shared, const void* from) {
                : "memory");
 }
 
+// Likewise 8 bytes.
+__device__ inline void CopyAddress(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
+}
+
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace augur::kernels

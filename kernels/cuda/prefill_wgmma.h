@@ -114,6 +114,17 @@ __device__ __forceinline__ void KeepInOrder(float (&c)[kTiles][4]) {
   }
 }
 
+// A store that never happens, as `positive` is not -1: but the assembler keeps stores and waits in
+// order, so that what `positive` is made of is worked out before the wait behind this and not after
+// it.
+__device__ __forceinline__ void FinishBefore(float positive, uint32_t address) {
+  asm volatile(
+      "{\n.reg .pred never;\nsetp.eq.f32 never, %0, 0fBF800000;\n"
+      "@never st.shared.f32 [%1], %0;\n}\n" ::"f"(positive),
+      "r"(address)
+      : "memory");
+}
+
 // What this thread wrote to shared memory, or saw written, is there for products that start later.
 __device__ inline void PublishToProducts() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -117,10 +117,12 @@ __device__ __forceinline__ void CopyPages(const TileRows& tile, std::byte* share
   using Shared = SharedTile<kHeadDim>;
   const uint32_t shared_address = SharedAddress(shared);
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
+  const std::byte* next = tile.pages[0];  // read a step before its copy: it takes a while
 #pragma unroll 1
   for (int step = 0; step < tile.num_pages + kCopiesAhead; ++step) {
     if (step < tile.num_pages) {
-      const std::byte* const from = tile.pages[step];
+      const std::byte* const from = next;
+      if (step + 1 < tile.num_pages) next = tile.pages[step + 1];
       const Stage stage = StageOf<kHeadDim>(shared_address, step);
       WaitAt(stage.empty, stage.parity ^ 1);  // of the round before
       CopyPage<kHeadDim>(from, stage.data);
@@ -237,7 +239,8 @@ __device__ __forceinline__ void AttendPages(const TileRows& tile, int own_pages,
     if (page >= tile.first_masked_page) MaskFragment(tile.span, begin, page, scores);
     factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
     factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
-    KeepInOrder(scores);  // or the compiler moves all of it behind the wait
+    KeepInOrder(scores);
+    FinishBefore(rows.sum[0] + rows.sum[1], shared);
     WaitForProducts<0>();
     KeepInOrder(rows.out);
     Leave<kHeadDim>(shared, page - 1);

@@ -74,5 +74,19 @@ TEST(PrefillTilesTest, EightRowsOfAChunkTakeAllBanks) {
   ExpectNoBankConflicts<128>();
 }
 
+TEST(PrefillTilesTest, SwizzledColumnsAreThoseOfTheHardware) {
+  std::set<int> offsets;
+  for (int row = 0; row < 64; ++row) {
+    for (int chunk = 0; chunk < 16; ++chunk) {
+      const int plain = chunk / 8 * kSwizzledColumnBytes + row * 128 + chunk % 8 * 16;
+      // Swizzling over 128 bytes: address bits 4 to 6 are xored with bits 7 to 9.
+      EXPECT_EQ(SwizzledColumnOffset(row, chunk), plain ^ (plain >> 7 & 7) << 4);
+      offsets.insert(SwizzledColumnOffset(row, chunk));
+    }
+  }
+  EXPECT_EQ(offsets.size(), 64u * 16);
+  EXPECT_EQ(*offsets.rbegin(), 2 * kSwizzledColumnBytes - 16);
+}
+
 }  // namespace
 }  // namespace augur::kernels
