@@ -197,7 +197,8 @@ absl::Status CalibrateInfinigen(const CalibrationOptions& options) {
   const memory::KvLayout layout =
       memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim, sizeof(float));
   const int64_t blocks = options.tokens / kernels::kBlockTokens + 2;
-  ModelOptions model_options{.folder = options.model, .max_context = 0, .kv = {}, .attention = {}};
+  ModelOptions model_options;
+  model_options.folder = options.model;
   model_options.kv.dtype = kernels::DType::kF32;
   model_options.kv.device_bytes = blocks * static_cast<int64_t>(layout.frame_bytes());
   model_options.compute_threads = options.threads;

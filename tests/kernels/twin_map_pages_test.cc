@@ -25,8 +25,8 @@ void CheckMapPages(Backend& backend, const MapShape& shape, int count) {
   const std::vector<MappedBlock> blocks = BlocksOf(shape, count);
   const SharedArray<MappedBlock> mapped(backend, blocks);
   const size_t groups = size_t(shape.layers) * shape.kv_heads;
-  SharedArray<const std::byte*> lists(backend, shape.tables * groups * shape.max_blocks);
-  std::vector<const std::byte*> expected = lists.ToVector();  // what was there stays
+  SharedArray<std::byte*> lists(backend, shape.tables * groups * shape.max_blocks);
+  std::vector<std::byte*> expected = lists.ToVector();  // what was there stays
   SharedArray<std::byte> pool(backend, 64);                   // only its address is used
   const size_t page_bytes = 32768;
   backend.MapPages({.mapped = mapped.data(),
