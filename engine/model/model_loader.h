@@ -40,7 +40,7 @@ struct ModelOptions {
   std::string folder;
   // Instead of a folder: a config.json whose shape is filled with random bfloat16 weights
   // (RandomTransformerWeights) made of random_seed, without tokenizer.
-  std::string random_weights;
+  std::string random_weights = {};
   uint64_t random_seed = 0;
   int max_context = 0;  // 0: the model's own; above it is refused
   KvOptions kv;

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Checks a carried package (deploy/package.sh OUT build/cuda --tests ...) on a machine with a GPU: the same test
+# bodies as on the CPU, goldens, sanitizers, and augurd over gRPC. Prints a line a step; logs go to LOGS.
+# Usage, in the repository's root: tests/gpu/check.sh PACKAGE LOGS [STEP...]
+#   steps: twins golden copies sanitizers serve (default: all)
+# serve needs python3 with grpcio, PACKAGE/python (the stubs of build/*/tests/e2e/python) and
+# PACKAGE/needles_cpu.json (needles.py ask, of a daemon on the CPU).
+set -uo pipefail
+
+readonly package=$(realpath "$1") logs=$(realpath "$2")
+shift 2
+readonly steps=${*:-twins golden copies sanitizers serve}
+readonly bin=$package/bin
+export AUGUR_SOURCE_DIR=$PWD
+failed=0
+
+# step NAME LIMIT_S COMMAND...: runs it, and says how it ended.
+step() {
+  local name=$1 limit=$2 started=$SECONDS status
+  shift 2
+  timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
+  status=$?
+  [ $status -eq 0 ] || failed=1
+  echo "$name: status $status, $((SECONDS - started)) s: $(grep -E '\[  (PASSED|FAILED)|ERROR SUMMARY|CHECK failed|device failure|"right"|"equal"' "$logs/$name.log" | tail -2 | tr '\n' ' ' | cut -c1-600)"
+}
+
+has() { [[ " $steps " == *" $1 "* ]]; }
+
+# wait_for FILE: until it has something in it, at most a minute.
+wait_for() {
+  local i
+  for i in $(seq 600); do
+    [ -s "$1" ] && return 0
+    sleep 0.1
+  done
+  return 1
+}
+
+serve() {
+  local port=$logs/port address daemon
+  rm -f "$port"
+  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 \
+    --port-file "$port" --set kv_bytes=8GiB --set batch=64 --set batched_tokens=4096 >"$logs/augurd.log" 2>&1 &
+  daemon=$!
+  if ! wait_for "$port"; then
+    echo "serve: augurd did not get ready: $(tail -1 "$logs/augurd.log")"
+    failed=1
+    return
+  fi
+  address=$(awk '$1 == "grpc" { print $2 }' "$port")
+  step needles 300 python3 -B tests/gpu/needles.py ask --server "$address" --stubs "$package/python" \
+    --out "$logs/needles_gpu.json"
+  step needles_against_cpu 20 python3 -B tests/gpu/needles.py compare "$package/needles_cpu.json" \
+    "$logs/needles_gpu.json" --differences "$logs/differences.json"
+  kill "$daemon"
+  wait "$daemon"
+  echo "augurd: status $? after SIGTERM"
+}
+
+# A device that cannot do what is asked, and one that breaks.
+refusals() {
+  "$bin/augurd" --device cuda:7 --model "$package/models/demo-9m"
+  echo "status $?"
+  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --set kv_bytes=4TiB
+  echo "status $?"
+  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --set decode_policy=sparse
+  echo "status $?"
+  CUDA_VISIBLE_DEVICES= "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m"
+  echo "status $?"
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+has twins && step twins 200 "$bin/kernels_twins_test"
+has golden && step golden 100 "$bin/golden_model_test" --gtest_filter='*cuda*'
+has copies && step copies 60 "$bin/kernels_page_copy_test"
+if has sanitizers; then
+  small='*NoOther*:*Alone*:*LargeScores*:*ALaterNaN*:*AnOffset*:*Recorded*:*Greedy*:*Ties*:*InPlace*:-*ManySegments*'
+  for tool in memcheck racecheck synccheck initcheck; do
+    step "$tool" 240 env AUGUR_TWINS_SMALL=1 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$bin/kernels_twins_test" --gtest_filter="$small"
+  done
+fi
+if has serve; then
+  serve
+  refusals >"$logs/refusals.log" 2>&1
+  cat "$logs/refusals.log" 2>/dev/null
+fi
+exit $failed
