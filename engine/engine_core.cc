@@ -135,6 +135,8 @@ StepReport EngineCore::Step() {
     stats_->steps += 1;
     stats_->last_step_ns = end_ns;
     stats_->step_seconds.Observe(static_cast<double>(end_ns - start_ns) / memory::kNsPerSecond);
+    stats_->step_host_seconds.Observe(static_cast<double>(end_ns - start_ns - report.device_ns) /
+                                      memory::kNsPerSecond);
     stats_->batch_size.Observe(static_cast<double>(plan_.segments.size()));
     stats_->step_tokens.Observe(report.rows);
   }
@@ -353,10 +355,24 @@ void EngineCore::RunSegments(StepReport* report) {
   std::vector<StepSegment> segments;
   segments.reserve(plan_.segments.size());
   GatherInputs(&segments);
+  if (options_.reserve_ahead) ReserveAhead();
+  const int64_t waited_ns = runner_->waited_ns();
   runner_->Run({.token_ids = row_tokens_, .segments = segments}, &outputs_);
   AUGUR_CHECK(outputs_.tokens.size() == segments.size());
   report->rows = static_cast<int>(row_tokens_.size());
+  report->device_ns = runner_->waited_ns() - waited_ns;
   Update(segments, clock_->NowNs());
+}
+
+void EngineCore::ReserveAhead() {
+  for (const PlannedSegment& planned : plan_.segments) {
+    if (!planned.samples) continue;
+    const Sequence& sequence = *running_.at(planned.sequence);
+    const int blocks = std::min(BlocksFor(sequence.num_tokens() + 1), MostBlocks(*sequence.request));
+    const int missing = kv_->MissingFrames(sequence.id, blocks);
+    if (missing == 0 || missing > kv_->available_frames()) continue;
+    AUGUR_CHECK(kv_->Extend(sequence.id, blocks));
+  }
 }
 
 void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {

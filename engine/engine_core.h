@@ -28,6 +28,7 @@ namespace augur::engine {
 // What a step did to the queue and whether there is reason to call again at once.
 struct StepReport {
   int rows = 0;                 // computed
+  int64_t device_ns = 0;        // that the step waited for a device
   bool moved = false;           // something ran, came or went: another step may have more to do
   bool awaits_copies = false;   // nothing to do but copies are under way: a restore, a closing end
   int left_queue_requests = 0;  // admitted for the first time or ended before that
@@ -90,6 +91,7 @@ class EngineCore {
   bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
   void RunSegments(StepReport* report);
   void GatherInputs(std::vector<StepSegment>* segments);
+  void ReserveAhead();
   void Update(const std::vector<StepSegment>& segments, int64_t now_ns);
   void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns);
   void PublishPromptBlocks(Sequence* sequence);

@@ -11,6 +11,9 @@ namespace augur::engine {
 struct EngineOptions {
   int max_context = 0;  // tokens of prompt + completion; at most the model's
   ResidencyMode residency = ResidencyMode::kDevice;
+  // Sequences get the block of the token after next where frames are to spare: a runner that runs
+  // ahead (engine/model/device_runner.h) then need not stop at a block's edge.
+  bool reserve_ahead = false;
   int num_slots = 0;   // of a tiered sequence's groups: largest budget and spare slots
   int max_batch = 32;  // sequences in a step
   int max_batched_tokens =

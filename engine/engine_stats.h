@@ -66,6 +66,7 @@ struct EngineStats {
   memory::Histogram inter_token_seconds{memory::LatencyBounds()};
   memory::Histogram request_seconds{memory::LatencyBounds()};
   memory::Histogram step_seconds{memory::LatencyBounds()};
+  memory::Histogram step_host_seconds{memory::ShortLatencyBounds()};  // less its wait for a device
   memory::Histogram batch_size{memory::PowerOfTwoBounds(1024)};    // sequences in a step
   memory::Histogram step_tokens{memory::PowerOfTwoBounds(65536)};  // rows in a step
   memory::Histogram request_prompt_tokens{memory::PowerOfTwoBounds(1 << 20)};

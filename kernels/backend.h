@@ -88,6 +88,12 @@ class Backend {
   // Runs them, in order with other ops.
   virtual void Launch(const StepGraph& graph) = 0;
 
+  // This point in the order of ops, for Wait; 0 is never one.
+  virtual uint64_t Mark() = 0;
+  // Until everything before the mark has run. At most kMarks younger marks may exist; 0: returns at
+  // once.
+  virtual void Wait(uint64_t mark) = 0;
+  static constexpr uint64_t kMarks = 64;
   virtual void Synchronize() = 0;
 };
 

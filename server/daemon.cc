@@ -199,6 +199,7 @@ engine::EngineOptions EngineOptionsOf(const ServerConfig& config,
   options.max_queued_requests = static_cast<int>(config.queue_requests);
   options.max_queued_tokens = config.queue_tokens;
   options.prefix_cache = config.prefix_cache;
+  options.reserve_ahead = CudaDeviceOf(config.device) >= 0;
   options.slow_reader_timeout_ns = config.slow_reader_timeout_ns;
   return options;
 }

@@ -56,6 +56,7 @@ inline constexpr char kLayerFetched[] = "augur_layer_fetched_blocks_total";  // 
 
 inline constexpr char kSteps[] = "augur_steps_total";
 inline constexpr char kStepSeconds[] = "augur_step_seconds";
+inline constexpr char kStepHostSeconds[] = "augur_step_host_seconds";
 inline constexpr char kBatchSize[] = "augur_batch_size";
 inline constexpr char kStepTokens[] = "augur_step_tokens";
 

@@ -69,6 +69,9 @@ void AppendDistributions(const engine::EngineStats& stats, FamilyWriter* out) {
   namespace names = metric_names;
   out->Counter(names::kSteps, "Steps that the engine ran.", stats.steps);
   out->Histogram(names::kStepSeconds, "Time of a step.", stats.step_seconds);
+  out->Histogram(names::kStepHostSeconds,
+                 "Time of a step less its wait for a device: what the engine thread was busy.",
+                 stats.step_host_seconds);
   out->Histogram(names::kBatchSize, "Requests in a step.", stats.batch_size);
   out->Histogram(names::kStepTokens, "Tokens computed in a step.", stats.step_tokens);
   out->Histogram(names::kQueueSeconds, "Time from arrival to admission.", stats.queue_seconds);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -21,24 +21,22 @@ constexpr int kMappedAtOnce = 4096;
 
 int BlocksOf(int tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
-// Lays out arrays behind each other, each on a 64-byte edge.
-class Layout {
- public:
-  template <class T>
-  size_t Add(size_t count) {
-    const size_t at = (bytes_ + 63) / 64 * 64;
-    bytes_ = at + count * sizeof(T);
-    return at;
-  }
-  size_t bytes() const { return bytes_; }
+bool SameDraw(const kernels::SamplingRow& a, const kernels::SamplingRow& b) {
+  return a.temperature == b.temperature && a.top_k == b.top_k && a.top_p == b.top_p &&
+         a.min_p == b.min_p && a.seed == b.seed && a.choice_index == b.choice_index &&
+         a.position == b.position;
+}
 
- private:
-  size_t bytes_ = 0;
-};
+// One generated token whose successor is wanted.
+bool IsDecodeRow(const StepSegment& segment) {
+  return segment.rows.num_rows == 1 && segment.wants_token &&
+         segment.rows.first_position >= segment.prompt_tokens;
+}
 
-template <class T>
-T* At(std::byte* base, size_t offset) {
-  return reinterpret_cast<T*>(base + offset);
+// Of the rows of a step, those of generated tokens, which are its last.
+int GeneratedRows(const StepSegment& segment) {
+  const int end = segment.rows.first_position + segment.rows.num_rows;
+  return std::clamp(end - segment.prompt_tokens, 0, segment.rows.num_rows);
 }
 
 }  // namespace
@@ -61,9 +59,9 @@ std::vector<int> LengthClasses(int max_blocks) {
 
 absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
     Backend* backend, const ModelConfig& config, TransformerWeights weights,
-    const DeviceRunnerOptions& options, memory::KvMemory* kv) {
+    const DeviceRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock) {
   std::unique_ptr<DeviceRunner> runner(
-      new DeviceRunner(backend, config, options, kv->store()->pools()));
+      new DeviceRunner(backend, config, options, kv->store()->pools(), clock));
   AUGUR_ASSIGN_OR_RETURN(
       runner->layers_,
       TransformerLayers::Create(backend, config, std::move(weights),
@@ -71,18 +69,26 @@ absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
                                  .max_sampled = options.max_segments,
                                  .max_context = options.max_context,
                                  .qkv_stride = config.q_width() + 2 * config.kv_width()}));
+  AUGUR_ASSIGN_OR_RETURN(runner->decode_tables_,
+                         StepTables::Create(backend, options.max_segments, options.max_segments));
+  AUGUR_ASSIGN_OR_RETURN(runner->mixed_tables_,
+                         StepTables::Create(backend, options.max_rows, options.max_segments));
   AUGUR_RETURN_IF_ERROR(runner->Allocate());
   runner->RecordGraphs();
   return runner;
 }
 
 DeviceRunner::DeviceRunner(Backend* backend, const ModelConfig& config,
-                           const DeviceRunnerOptions& options, const memory::KvPools& pools)
+                           const DeviceRunnerOptions& options, const memory::KvPools& pools,
+                           const memory::Clock* clock)
     : backend_(backend),
       config_(config),
       options_(options),
       pools_(pools),
+      clock_(clock),
       max_blocks_(BlocksOf(options.max_context)),
+      buckets_(DecodeBuckets(options.max_segments)),
+      classes_(LengthClasses(max_blocks_)),
       page_tables_(options.max_segments) {
   AUGUR_CHECK(options.max_segments > 0 && options.max_segments <= options.max_rows);
   pieces_.reserve(options.max_rows);
@@ -94,164 +100,271 @@ DeviceRunner::~DeviceRunner() {
   for (void* allocation : allocations_) backend_->Free(allocation);
 }
 
+absl::StatusOr<std::byte*> DeviceRunner::AllocateBytes(bool host, size_t bytes) {
+  void* const data = host ? backend_->AllocateHost(bytes) : backend_->Allocate(bytes);
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no ", host ? "pinned memory" : "memory", " for page lists and tokens: ", bytes,
+        " bytes (batch ", options_.max_segments, ", context ", options_.max_context, ")"));
+  }
+  allocations_.push_back(data);
+  return static_cast<std::byte*>(data);
+}
+
 absl::Status DeviceRunner::Allocate() {
-  const size_t rows = options_.max_rows, segments = options_.max_segments;
-  Layout layout;
-  const size_t ids = layout.Add<int32_t>(rows);
-  const size_t append = layout.Add<kernels::AppendSegment>(rows);
-  const size_t attend = layout.Add<kernels::AttentionSegment>(rows);
-  const size_t sampled_rows = layout.Add<int32_t>(segments);
-  const size_t sampling = layout.Add<kernels::SamplingRow>(segments);
-  table_bytes_ = layout.bytes();
+  const size_t segments = options_.max_segments;
   const size_t list_bytes = segments * pools_.layout.num_groups() * max_blocks_ * sizeof(void*);
-  const auto allocate = [&](bool host, size_t bytes) -> absl::StatusOr<std::byte*> {
-    void* const data = host ? backend_->AllocateHost(bytes) : backend_->Allocate(bytes);
-    if (data == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for ", host ? "pinned step tables" : "step tables and page lists",
-                       ": ", bytes, " bytes (batch ", segments, ", batched_tokens ", rows,
-                       ", context ", options_.max_context, ")"));
-    }
-    allocations_.push_back(data);
-    return static_cast<std::byte*>(data);
-  };
-  const auto tables_in = [&](std::byte* base) {
-    return StepTables{.token_ids = At<int32_t>(base, ids),
-                      .append = At<kernels::AppendSegment>(base, append),
-                      .attend = At<kernels::AttentionSegment>(base, attend),
-                      .sampled_rows = At<int32_t>(base, sampled_rows),
-                      .sampling = At<kernels::SamplingRow>(base, sampling)};
-  };
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const lists, allocate(false, list_bytes));
-  page_lists_ = At<std::byte*>(lists, 0);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const on_device, allocate(false, table_bytes_));
-  device_ = tables_in(on_device);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const on_host, allocate(true, table_bytes_));
-  host_ = tables_in(on_host);
-  std::memset(on_host, 0, table_bytes_);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped,
-                         allocate(false, kMappedAtOnce * sizeof(MappedBlock)));
-  device_mapped_ = At<MappedBlock>(mapped, 0);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped_here,
-                         allocate(true, kMappedAtOnce * sizeof(MappedBlock)));
-  host_mapped_ = At<MappedBlock>(mapped_here, 0);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens, allocate(false, segments * sizeof(int32_t)));
-  device_tokens_ = At<int32_t>(tokens, 0);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens_here, allocate(true, segments * sizeof(int32_t)));
-  host_tokens_ = At<int32_t>(tokens_here, 0);
+  constexpr size_t kMappedBytes = kMappedAtOnce * sizeof(MappedBlock);
+  const size_t token_bytes = segments * sizeof(int32_t);
+  AUGUR_ASSIGN_OR_RETURN(std::byte* const lists, AllocateBytes(false, list_bytes));
+  page_lists_ = reinterpret_cast<std::byte**>(lists);
+  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped, AllocateBytes(false, kMappedBytes));
+  device_mapped_ = reinterpret_cast<MappedBlock*>(mapped);
+  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped_here, AllocateBytes(true, kMappedBytes));
+  host_mapped_ = reinterpret_cast<MappedBlock*>(mapped_here);
+  AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens, AllocateBytes(false, token_bytes));
+  device_tokens_ = reinterpret_cast<int32_t*>(tokens);
+  for (int32_t*& tokens_here : host_tokens_) {
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const here, AllocateBytes(true, token_bytes));
+    tokens_here = reinterpret_cast<int32_t*>(here);
+  }
   return absl::OkStatus();
 }
 
 void DeviceRunner::RecordGraphs() {
-  for (const int bucket : DecodeBuckets(options_.max_segments)) {
-    for (const int blocks : LengthClasses(max_blocks_)) {
+  for (const int bucket : buckets_) {
+    for (const int blocks : classes_) {
       const StepShape shape{.phases = {.decode_rows = bucket, .rows = bucket},
                             .decode_segments = bucket,
                             .segments = bucket,
                             .sampled = bucket,
                             .max_blocks = blocks};
-      graphs_[{bucket, blocks}] =
-          backend_->Record([&](Backend* recorder) { RunOps(recorder, shape); });
+      graphs_[{bucket, blocks}] = backend_->Record(
+          [&](Backend* recorder) { RunOps(recorder, shape, decode_tables_->device()); });
     }
   }
+}
+
+void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
+  const int rows = static_cast<int>(inputs.token_ids.size());
+  AUGUR_CHECK(rows > 0 && rows <= options_.max_rows);
+  AUGUR_CHECK(static_cast<int>(inputs.segments.size()) <= options_.max_segments);
+  ++step_;
+  MatchAhead(inputs);
+  const InFlight foreseen = ahead_;
+  const int answered = static_cast<int>(
+      std::count_if(answered_.begin(), answered_.end(), [](int row) { return row >= 0; }));
+  rows_foreseen_ += answered;
+  InFlight rest;
+  if (answered < static_cast<int>(inputs.segments.size())) rest = LaunchRest(inputs);
+  // Before the wait: so the device goes on while the host learns what this step drew.
+  has_ahead_ = options_.run_ahead && GatherGraphRows(inputs);
+  if (has_ahead_) LaunchAhead();
+  if (answered > 0) WaitFor(foreseen);
+  if (rest.tokens != nullptr) WaitFor(rest);
+  if (has_ahead_) {
+    const int32_t* tokens = answered > 0 ? foreseen.tokens : rest.tokens;
+    last_tokens_.assign(tokens, tokens + ahead_rows_.size());
+  }
+  outputs->tokens.assign(inputs.segments.size(), 0);
+  int next = 0;
+  for (size_t i = 0; i < inputs.segments.size(); ++i) {
+    if (answered_[i] >= 0) {
+      outputs->tokens[i] = foreseen.tokens[answered_[i]];
+    } else if (inputs.segments[i].wants_token) {
+      outputs->tokens[i] = rest.tokens[next++];
+    }
+  }
+}
+
+void DeviceRunner::MatchAhead(const StepInputs& inputs) {
+  answered_.assign(inputs.segments.size(), -1);
+  if (!has_ahead_) return;
+  const int rows = static_cast<int>(ahead_rows_.size());
+  int at = 0;  // sequences mostly come in the same order
+  for (size_t i = 0; i < inputs.segments.size(); ++i) {
+    const StepSegment& segment = inputs.segments[i];
+    if (!IsDecodeRow(segment)) continue;
+    for (int tried = 0; tried < rows; ++tried, at = (at + 1) % rows) {
+      const GraphRow& row = ahead_rows_[at];
+      if (row.epoch != segment.kv->frames_epoch || row.sequence != segment.kv->id) continue;
+      const bool went_on = row.position == segment.rows.first_position &&
+                           last_tokens_[at] == inputs.token_ids[segment.rows.first_row] &&
+                           SameDraw(row.sampling, segment.sampling);
+      if (went_on) answered_[i] = at;
+      break;
+    }
+  }
+}
+
+DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
+  StepShape shape = PlanPieces(inputs);
+  sampled_ = shape.sampled;
+  const bool as_graph =
+      shape.phases.decode_rows == shape.phases.rows && shape.phases.rows <= options_.max_segments;
+  StepTables* const tables = as_graph ? decode_tables_.get() : mixed_tables_.get();
+  const StepArrays& host = tables->BeginHost();
+  FillTables(inputs, shape, host);
+  std::pair<int, int> graph;
+  if (as_graph) graph = PadToGraph(host, shape);
+  UploadMapped();
+  tables->Upload();
+  if (as_graph) {
+    backend_->Launch(*graphs_.at(graph));
+  } else {
+    RunOps(backend_, shape, tables->device());
+  }
+  return CopyTokens(as_graph ? graph.first : shape.sampled);
 }
 
 // Decode rows first, in order of segments, then the prompts' pieces.
 DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
   StepShape shape;
   pieces_.clear();
-  const auto generated_of = [](const StepSegment& segment) {
+  for (size_t i = 0; i < inputs.segments.size(); ++i) {
+    const StepSegment& segment = inputs.segments[i];
+    if (answered_[i] >= 0) continue;
     const int end = segment.rows.first_position + segment.rows.num_rows;
-    return std::clamp(end - segment.prompt_tokens, 0, segment.rows.num_rows);
-  };
-  for (const StepSegment& segment : inputs.segments) {
-    const int generated = generated_of(segment);
-    const int end_block = BlocksOf(segment.rows.first_position + segment.rows.num_rows);
-    const int table = page_tables_.TableOf(*segment.kv, end_block, step_, &mapped_);
-    shape.max_blocks = std::max(shape.max_blocks, end_block);
-    for (int i = segment.rows.num_rows - generated; i < segment.rows.num_rows; ++i) {
-      pieces_.push_back({&segment, i, 1, table});
+    AUGUR_CHECK(segment.rows.num_rows > 0 && end <= options_.max_context);
+    const int table = page_tables_.TableOf(*segment.kv, BlocksOf(end), step_, &mapped_);
+    shape.max_blocks = std::max(shape.max_blocks, BlocksOf(end));
+    for (int row = segment.rows.num_rows - GeneratedRows(segment); row < segment.rows.num_rows;
+         ++row) {
+      pieces_.push_back({&segment, row, 1, table});
     }
+    shape.phases.rows += segment.rows.num_rows;
     shape.sampled += segment.wants_token ? 1 : 0;
   }
   shape.decode_segments = static_cast<int>(pieces_.size());
   shape.phases.decode_rows = shape.decode_segments;
-  for (const StepSegment& segment : inputs.segments) {
-    const int prompt_rows = segment.rows.num_rows - generated_of(segment);
-    if (prompt_rows == 0) continue;
+  for (size_t i = 0; i < inputs.segments.size(); ++i) {
+    const StepSegment& segment = inputs.segments[i];
+    const int prompt_rows = segment.rows.num_rows - GeneratedRows(segment);
+    if (answered_[i] >= 0 || prompt_rows == 0) continue;
     const int table = page_tables_.TableOf(*segment.kv, 0, step_, &mapped_);
     pieces_.push_back({&segment, 0, prompt_rows, table});
   }
   shape.segments = static_cast<int>(pieces_.size());
-  shape.phases.rows = static_cast<int>(inputs.token_ids.size());
   return shape;
 }
 
-void DeviceRunner::PutPiece(const Piece& piece, int index, int first_row,
-                            const StepInputs& inputs) {
-  const kernels::Segment& from = piece.segment->rows;
-  const kernels::Segment rows{.first_row = first_row,
-                              .num_rows = piece.num_rows,
-                              .first_position = from.first_position + piece.first_token};
-  std::copy_n(inputs.token_ids.data() + from.first_row + piece.first_token, piece.num_rows,
-              host_.token_ids + first_row);
-  std::byte** const lists =
-      page_lists_ + size_t(piece.table) * pools_.layout.num_groups() * max_blocks_;
-  host_.append[index] = {.rows = rows,
-                         .pages = lists + rows.first_position / kBlockTokens,
-                         .block_stride = 1,
-                         .head_stride = max_blocks_};
-  host_.attend[index] = {.rows = rows, .pages = lists, .list_stride = max_blocks_};
-}
-
-void DeviceRunner::FillTables(const StepInputs& inputs, StepShape* shape) {
-  int row = 0;
-  for (int i = 0; i < shape->segments; ++i) {
-    PutPiece(pieces_[i], i, row, inputs);
-    row += pieces_[i].num_rows;
-  }
-  AUGUR_CHECK(row == shape->phases.rows);
-  // A segment's last token is the last row of its last piece.
+void DeviceRunner::FillTables(const StepInputs& inputs, const StepShape& shape,
+                              const StepArrays& host) {
   last_rows_.assign(inputs.segments.size(), 0);
-  row = 0;
-  for (int i = 0; i < shape->segments; ++i) {
+  int row = 0;
+  for (int i = 0; i < shape.segments; ++i) {
     const Piece& piece = pieces_[i];
+    const kernels::Segment& from = piece.segment->rows;
+    const kernels::Segment rows{.first_row = row,
+                                .num_rows = piece.num_rows,
+                                .first_position = from.first_position + piece.first_token};
+    std::copy_n(inputs.token_ids.data() + from.first_row + piece.first_token, piece.num_rows,
+                host.token_ids + row);
+    PutRows(host, i, rows, piece.table);
     row += piece.num_rows;
-    if (piece.first_token + piece.num_rows == piece.segment->rows.num_rows) {
+    // A segment's last token is the last row of its last piece.
+    if (piece.first_token + piece.num_rows == from.num_rows) {
       last_rows_[piece.segment - inputs.segments.data()] = row - 1;
     }
   }
   int sampled = 0;
   for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    if (!inputs.segments[i].wants_token) continue;
-    host_.sampled_rows[sampled] = last_rows_[i];
-    host_.sampling[sampled] = inputs.segments[i].sampling;
+    if (answered_[i] >= 0 || !inputs.segments[i].wants_token) continue;
+    host.sampled_rows[sampled] = last_rows_[i];
+    host.sampling[sampled] = inputs.segments[i].sampling;
     ++sampled;
   }
 }
 
-// Rows that belong to nobody, up to a bucket of `segments`: they embed token 0, attend to nothing
-// and what is drawn for them is not read.
-void DeviceRunner::PadTables(int segments, StepShape* shape) {
-  for (int i = shape->segments; i < segments; ++i) {
-    host_.token_ids[i] = 0;
-    host_.append[i] = {.rows = {.first_row = i}};
-    host_.attend[i] = {.rows = {.first_row = i}};
+void DeviceRunner::PutRows(const StepArrays& host, int index, const kernels::Segment& rows,
+                           int table) const {
+  std::byte** const lists = page_lists_ + size_t(table) * pools_.layout.num_groups() * max_blocks_;
+  host.append[index] = {.rows = rows,
+                        .pages = lists + rows.first_position / kBlockTokens,
+                        .block_stride = 1,
+                        .head_stride = max_blocks_};
+  host.attend[index] = {.rows = rows, .pages = lists, .list_stride = max_blocks_};
+}
+
+// A row that belongs to nobody: it embeds token 0, attends to nothing, and what is drawn for it is
+// not read.
+void DeviceRunner::PutPadding(const StepArrays& host, int row) const {
+  host.token_ids[row] = 0;
+  host.append[row] = {.rows = {.first_row = row}};
+  host.attend[row] = {.rows = {.first_row = row}};
+  host.sampled_rows[row] = row;
+  host.sampling[row] = {.temperature = 0.0f};
+}
+
+std::pair<int, int> DeviceRunner::PadToGraph(const StepArrays& host, const StepShape& shape) const {
+  const int bucket = *std::lower_bound(buckets_.begin(), buckets_.end(), shape.phases.rows);
+  for (int row = shape.phases.rows; row < bucket; ++row) PutPadding(host, row);
+  for (int i = shape.sampled; i < shape.phases.rows; ++i) {
+    host.sampled_rows[i] = 0;
+    host.sampling[i] = {.temperature = 0.0f};
   }
-  for (int i = shape->sampled; i < segments; ++i) {
-    host_.sampled_rows[i] = 0;
-    host_.sampling[i] = {.temperature = 0.0f};
+  return {bucket, *std::lower_bound(classes_.begin(), classes_.end(), shape.max_blocks)};
+}
+
+// Only where all tokens of this step lie in one order on the device: that of the graph which it
+// launched, or of the one which had been run ahead.
+bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
+  const bool by_ahead = answered_[0] >= 0;
+  const int segments = static_cast<int>(inputs.segments.size());
+  graph_rows_.assign(by_ahead ? ahead_rows_.size() : segments, {});
+  int going_on = 0;
+  for (int i = 0; i < segments; ++i) {
+    const StepSegment& segment = inputs.segments[i];
+    if ((answered_[i] >= 0) != by_ahead || !IsDecodeRow(segment)) return false;
+    const int position = segment.rows.first_position + 1;
+    // The engine may have no block for it, and a sequence at its end needs none.
+    if (position / kBlockTokens >= static_cast<int>(segment.kv->frames.size()) ||
+        position >= options_.max_context) {
+      continue;
+    }
+    GraphRow& row = graph_rows_[by_ahead ? answered_[i] : i];
+    row = {segment.kv, segment.kv->id, segment.kv->frames_epoch, position, segment.sampling};
+    row.sampling.position += 1;
+    ++going_on;
   }
-  shape->phases = {.decode_rows = segments, .rows = segments};
-  shape->decode_segments = shape->segments = shape->sampled = segments;
+  // Where many rows have gone the next step had better be packed anew.
+  return going_on > 0 && 4 * going_on >= 3 * static_cast<int>(graph_rows_.size());
+}
+
+void DeviceRunner::LaunchAhead() {
+  ahead_rows_.swap(graph_rows_);
+  const int rows = static_cast<int>(ahead_rows_.size());
+  StepShape shape{.phases = {.decode_rows = rows, .rows = rows},
+                  .decode_segments = rows,
+                  .segments = rows,
+                  .sampled = rows};
+  const StepArrays& host = decode_tables_->BeginHost();
+  for (int i = 0; i < rows; ++i) {
+    GraphRow& row = ahead_rows_[i];
+    PutPadding(host, i);
+    if (row.kv == nullptr) continue;
+    const int blocks = row.position / kBlockTokens + 1;
+    PutRows(host, i, {.first_row = i, .num_rows = 1, .first_position = row.position},
+            page_tables_.TableOf(*row.kv, blocks, step_, &mapped_));
+    host.sampling[i] = row.sampling;
+    row.kv = nullptr;
+    shape.max_blocks = std::max(shape.max_blocks, blocks);
+  }
+  const std::pair<int, int> graph = PadToGraph(host, shape);
+  UploadMapped();
+  decode_tables_->Upload();
+  backend_->Copy(decode_tables_->device().token_ids, device_tokens_, rows * sizeof(int32_t));
+  backend_->Launch(*graphs_.at(graph));
+  ahead_ = CopyTokens(graph.first);
 }
 
 void DeviceRunner::UploadMapped() {
   for (size_t first = 0; first < mapped_.size(); first += kMappedAtOnce) {
-    if (first > 0) backend_->Synchronize();  // host_mapped_ is still being read
+    backend_->Wait(mapped_mark_);  // host_mapped_ may still be being read
     const size_t count = std::min<size_t>(kMappedAtOnce, mapped_.size() - first);
     std::copy_n(mapped_.data() + first, count, host_mapped_);
     backend_->Copy(device_mapped_, host_mapped_, count * sizeof(MappedBlock));
+    mapped_mark_ = backend_->Mark();
     backend_->MapPages({.mapped = device_mapped_,
                         .num_mapped = static_cast<int>(count),
                         .pool = pools_.device,
@@ -264,57 +377,38 @@ void DeviceRunner::UploadMapped() {
   mapped_.clear();
 }
 
-void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
-  const int rows = static_cast<int>(inputs.token_ids.size());
-  AUGUR_CHECK(rows > 0 && rows <= options_.max_rows);
-  AUGUR_CHECK(static_cast<int>(inputs.segments.size()) <= options_.max_segments);
-  ++step_;
-  StepShape shape = PlanPieces(inputs);
-  sampled_ = shape.sampled;
-  FillTables(inputs, &shape);
-  const bool as_graph = shape.phases.decode_rows == rows && rows <= options_.max_segments;
-  std::pair<int, int> key;
-  if (as_graph) {
-    const std::vector<int> buckets = DecodeBuckets(options_.max_segments);
-    const std::vector<int> classes = LengthClasses(max_blocks_);
-    key = {*std::lower_bound(buckets.begin(), buckets.end(), rows),
-           *std::lower_bound(classes.begin(), classes.end(), shape.max_blocks)};
-    PadTables(key.first, &shape);
-  }
-  UploadMapped();
-  backend_->Copy(device_.token_ids, host_.token_ids, table_bytes_);
-  if (as_graph) {
-    backend_->Launch(*graphs_.at(key));
-  } else {
-    RunOps(backend_, shape);
-  }
-  backend_->Synchronize();
-  outputs->tokens.assign(inputs.segments.size(), 0);
-  int next = 0;
-  for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    if (inputs.segments[i].wants_token) outputs->tokens[i] = host_tokens_[next++];
-  }
+// A ring of three: the step that is answered, the rest that runs beside it, and the one ahead.
+DeviceRunner::InFlight DeviceRunner::CopyTokens(int count) {
+  next_tokens_ = (next_tokens_ + 1) % static_cast<int>(host_tokens_.size());
+  int32_t* const tokens = host_tokens_[next_tokens_];
+  if (count > 0) backend_->Copy(tokens, device_tokens_, count * sizeof(int32_t));
+  return {.mark = backend_->Mark(), .tokens = tokens};
 }
 
-void DeviceRunner::RunOps(Backend* backend, const StepShape& shape) {
-  layers_->Embed(backend, device_.token_ids, shape.phases.rows);
+void DeviceRunner::WaitFor(const InFlight& step) {
+  const int64_t start_ns = clock_->NowNs();
+  backend_->Wait(step.mark);
+  waited_ns_ += clock_->NowNs() - start_ns;
+}
+
+void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device) {
+  layers_->Embed(backend, device.token_ids, shape.phases.rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_->ProjectQkv(backend, layer, shape.phases);
-    RunAttention(backend, layer, shape);
+    RunAttention(backend, layer, shape, device);
     layers_->AddAttended(backend, layer, shape.phases);
     layers_->AddMlp(backend, layer, shape.phases);
   }
   if (shape.sampled == 0) return;
-  layers_->SampleHead(backend, device_.sampled_rows, device_.sampling, shape.sampled,
-                      device_tokens_);
-  backend->Copy(host_tokens_, device_tokens_, shape.sampled * sizeof(int32_t));
+  layers_->SampleHead(backend, device.sampled_rows, device.sampling, shape.sampled, device_tokens_);
 }
 
-void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& shape) {
+void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& shape,
+                                const StepArrays& device) {
   const int64_t offset = int64_t{layer} * config_.num_kv_heads * max_blocks_;
   const int stride = config_.q_width() + 2 * config_.kv_width();
   backend->RopeAppend({.qkv = layers_->qkv(),
-                       .segments = device_.append,
+                       .segments = device.append,
                        .num_segments = shape.segments,
                        .rows = shape.phases.rows,
                        .row_stride = stride,
@@ -340,7 +434,7 @@ void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& sh
       .pages_offset = offset};
   const auto attend = [&](int first, int count, Phase phase) {
     if (count == 0) return;
-    params.segments = device_.attend + first;
+    params.segments = device.attend + first;
     params.num_segments = count;
     params.phase = phase;
     backend->PagedAttention(params);
@@ -350,6 +444,7 @@ void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& sh
 }
 
 std::vector<float> DeviceRunner::CopyLogits() {
+  AUGUR_CHECK(!options_.run_ahead);
   std::vector<float> logits(size_t(sampled_) * config_.vocab_size);
   backend_->Copy(logits.data(), layers_->logits(), logits.size() * sizeof(float));
   backend_->Synchronize();

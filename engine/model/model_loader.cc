@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
                                  .max_segments = options.max_batch,
                                  .max_context = shape.max_context,
                                  .kv_dtype = shape.kv_dtype},
-                                kv);
+                                kv, clock);
   }
   return TransformerRunner::Create(backend, config, std::move(weights),
                                    {.max_rows = options.max_batched_tokens,

@@ -76,6 +76,8 @@ class CallRecorder final : public Backend {
     return nullptr;
   }
   void Launch(const StepGraph&) override { Never(); }
+  uint64_t Mark() override { return Never() != nullptr; }
+  void Wait(uint64_t) override { Never(); }
   void Synchronize() override { Never(); }
 
  private:

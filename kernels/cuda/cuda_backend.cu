@@ -51,6 +51,9 @@ std::unique_ptr<Backend> MakeCudaBackend(const CudaBackendOptions& options, std:
 CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) {
   AUGUR_CUDA(cudaSetDevice(options.device));
   AUGUR_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  for (cudaEvent_t& mark : marks_) {
+    AUGUR_CUDA(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming));
+  }
   cudaDeviceProp properties;
   AUGUR_CUDA(cudaGetDeviceProperties(&properties, options.device));
   num_sms_ = properties.multiProcessorCount;
@@ -65,6 +68,7 @@ CudaBackend::~CudaBackend() {
   decode_attention_.reset();
   weight_staging_.reset();
   linear_plans_.reset();
+  for (const cudaEvent_t mark : marks_) cudaEventDestroy(mark);
   cudaStreamDestroy(stream_);
 }
 
@@ -111,7 +115,17 @@ int64_t CudaBackend::FreeBytes() const {
   return static_cast<int64_t>(free);
 }
 
+// A stream takes work only from threads that have its device current. Every step begins with a Copy
+// or a Launch.
+void CudaBackend::BindThread() const {
+  thread_local int bound = -1;
+  if (bound == options_.device) return;
+  AUGUR_CUDA(cudaSetDevice(options_.device));
+  bound = options_.device;
+}
+
 void CudaBackend::Copy(void* to, const void* from, size_t bytes) {
+  BindThread();
   AUGUR_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
 }
 
@@ -127,7 +141,21 @@ std::unique_ptr<StepGraph> CudaBackend::Record(const std::function<void(Backend*
 }
 
 void CudaBackend::Launch(const StepGraph& graph) {
+  BindThread();
   AUGUR_CUDA(cudaGraphLaunch(static_cast<const CudaGraph&>(graph).exec(), stream_));
+}
+
+uint64_t CudaBackend::Mark() {
+  ++last_mark_;
+  AUGUR_CUDA(cudaEventRecord(marks_[last_mark_ % kMarks], stream_));
+  return last_mark_;
+}
+
+void CudaBackend::Wait(uint64_t mark) {
+  if (mark <= passed_mark_) return;
+  AUGUR_CHECK(mark <= last_mark_ && last_mark_ - mark < kMarks);
+  AUGUR_CUDA(cudaEventSynchronize(marks_[mark % kMarks]));
+  passed_mark_ = mark;
 }
 
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }

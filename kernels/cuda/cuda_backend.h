@@ -9,6 +9,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -58,16 +59,23 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
   void Launch(const StepGraph& graph) override;
+  uint64_t Mark() override;
+  void Wait(uint64_t mark) override;
   void Synchronize() override;
 
   cudaStream_t stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
 
  private:
+  void BindThread() const;
+
   const CudaBackendOptions options_;
   cudaStream_t stream_ = nullptr;
   int num_sms_ = 0;
   std::string name_;
+  std::array<cudaEvent_t, kMarks> marks_{};  // mark m is in m % kMarks
+  uint64_t last_mark_ = 0;
+  uint64_t passed_mark_ = 0;  // the youngest that a Wait has seen
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;

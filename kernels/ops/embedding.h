@@ -5,9 +5,9 @@
 
 namespace augur::kernels {
 
-// out[r] = scale * table[ids[r]].
+// out[r] = scale * table[ids[r]]; a row of NaN where the id is outside of the table.
 struct EmbeddingParams {
-  const int32_t* ids = nullptr;  // [rows], each in [0, vocab)
+  const int32_t* ids = nullptr;  // [rows]
   const void* table = nullptr;   // [vocab, hidden] of table_dtype
   DType table_dtype = DType::kF32;
   float* out = nullptr;  // [rows, hidden]

@@ -43,21 +43,6 @@ TEST(EmbeddingTest, GathersScaledRows) {
   }
 }
 
-TEST(EmbeddingDeathTest, AnIdBeyondTheTableIsACheck) {
-  const float table[2] = {};
-  float out[1];
-  const int32_t id = 2;
-  EmbeddingParams params;
-  params.ids = &id;
-  params.table = table;
-  params.out = out;
-  params.rows = 1;
-  params.vocab = 2;
-  params.hidden = 1;
-  const auto backend = MakeCpuBackend({1});
-  EXPECT_DEATH(backend->Embedding(params), "CHECK failed");
-}
-
 void Norm(Backend& backend, const float* x, const std::vector<float>& weight, float* out,
           int rows) {
   RmsNormParams params;

@@ -116,8 +116,9 @@ void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_foreca
                                                {.max_rows = options_.max_rows,
                                                 .max_segments = options_.max_segments,
                                                 .max_context = max_context,
-                                                .kv_dtype = options_.kv_dtype},
-                                               kv_.get());
+                                                .kv_dtype = options_.kv_dtype,
+                                                .run_ahead = options_.run_ahead},
+                                               kv_.get(), &clock_);
     AUGUR_CHECK(runner.ok());
     device_runner_ = *std::move(runner);
     return;
@@ -212,6 +213,7 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
   engine::ModelRunner* runner = host_runner_.get();
   if (device_runner_ != nullptr) runner = device_runner_.get();
   runner->Run({.token_ids = ids, .segments = segments}, &outputs_);
+  if (options_.run_ahead) return {};
   const std::vector<float> all = CopyLogits();
   std::vector<std::vector<float>> logits;
   for (size_t i = 0; i < parts.size(); ++i) {

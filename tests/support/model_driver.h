@@ -30,6 +30,7 @@ struct ModelDriverOptions {
   std::string folder;
   int threads = 1;
   DriverBackend backend = DriverBackend::kCpu;  // others: dense attention over resident KV alone
+  bool run_ahead = false;  // of the runner for devices; then Step's logits are empty
   kernels::DType kv_dtype = kernels::DType::kF32;
   int max_rows = 1024;
   int max_segments = 64;
@@ -96,6 +97,7 @@ class ModelDriver {
   const engine::ModelConfig& config() const { return config_; }
   const engine::LayerWorker& layer_worker() const { return host_runner_->layer_worker(); }
   memory::KvMemory& kv() { return *kv_; }
+  int64_t rows_foreseen() const { return device_runner_->rows_foreseen(); }
 
  private:
   void MakeRunner(engine::TransformerWeights weights, bool has_forecast);
