@@ -1,5 +1,3 @@
-#include "kernels/cuda/decode_attention.h"
-
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/check.h"
+#include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/decode_page_ring.h"
 #include "kernels/cuda/decode_runs.h"
 #include "kernels/cuda/element.h"
@@ -22,9 +21,14 @@ constexpr int kThreads = (kPageWarps + 1) * 32;  // and one warp that loads
 static_assert(kWarpKeys == 16, "the depth of one m16n8k16 over keys");
 
 constexpr int kMergeThreads = 256;
-static_assert(kMergeThreads >= kMaxRuns, "a thread a run weighs the runs");
 constexpr int kMergeWarps = kMergeThreads / 32;
-constexpr int kFirstSums = kUsualRuns / kMergeWarps;  // that a warp loads of a list of usual length
+static_assert(kMergeWarps * kJoinedRuns >= kUsualRuns, "one round for a list of usual length");
+// Up to so many CTAs the merge kernel asks for partial results together with their weights, also
+// for those that turn out to be folded into others: one latency less. More would read in vain what
+// may have left L2.
+constexpr int kMostEagerMerges = 128;
+// In place of a sum of powers: this run's partial result is in that of a run before.
+constexpr float kFolded = -1.0f;
 
 // One launch: some segments of a call.
 struct DecodeCall {
@@ -56,22 +60,35 @@ struct DecodeCall {
 template <int kHeadDim>
 struct SharedMemory {
   using Ring = PageRing<kHeadDim>;
-  // 8 floats behind a row: the four rows that half a warp writes at once fall on all 32 banks.
-  static constexpr int kSumStride = kHeadDim + 8;
+  // 4 floats behind each 32 (SumColumn): eight lanes that write at once fall on all 32 banks.
+  static constexpr int kSumStride = kHeadDim + kHeadDim / 32 * 4;
 
   Ring ring;
   alignas(16) float sums[kPageWarps][kTileRows][kSumStride];
   float2 weights[kPageWarps][kTileRows];  // largest exponent, sum of powers
+  float2 run_weights[kTileRows];          // of the warps together
   RunTable table;
 };
 static_assert(sizeof(SharedMemory<64>) <= 227 << 10 && sizeof(SharedMemory<96>) <= 227 << 10 &&
                   sizeof(SharedMemory<128>) <= 227 << 10,
               "what a CTA of Hopper may have");
 
-// What a warp has gathered of a run over its own keys. Lane 4 g + t holds rows g and g + 8 of the
-// tile, of each 8 columns of V the columns 2 t and 2 t + 1.
+// Of a row of sums.
+__device__ inline int SumColumn(int column) { return column + column / 32 * 4; }
+
+// Which thread reads which part of a page's plain rows, so that few fall on the same banks: the
+// hardware's layout leaves free which element of K's rows is which of a product's depth, and which
+// column of V is which of its columns. Warp w has keys 16 w + 8 n + c in column c of its key tiles
+// n = 0, 1. A thread takes 16 bytes of K at a time, elements 32 j + 8 t and following, as depths
+// 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of steps 2 j and 2 j + 1; and 8 bytes of V, columns
+// 4 (g kParts + i) and following, as column g of tiles 4 i to 4 i + 3.
+//
+// What a warp has gathered of a run over its own keys: lane 4 g + t holds rows g and g + 8 of the
+// tile, and of each tile of V the columns 2 t and 2 t + 1.
 template <int kHeadDim>
 struct WarpState {
+  static constexpr int kParts = kHeadDim / 32;
+
   float sums[kHeadDim / 8][4];
   float largest[2];  // the same in the four lanes of a row
   float total[2];    // of this lane's keys
@@ -133,7 +150,7 @@ __device__ inline void LoadQueries(const DecodeCall& call, int list,
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       const int head = g + part % 2 * 8;
-      const int column = step * 16 + part / 2 * 8 + 2 * t;
+      const int column = step / 2 * 32 + 8 * t + step % 2 * 4 + part / 2 * 2;
       float2 pair = make_float2(0.0f, 0.0f);
       if (head < group) pair = *reinterpret_cast<const float2*>(heads + head * kHeadDim + column);
       queries[step][part] = PackPair<T>(pair.x, pair.y);
@@ -148,7 +165,7 @@ __device__ inline void ClearValuesFrom(int end, int warp, typename PageRing<kHea
   using Ring = PageRing<kHeadDim>;
   constexpr int kChunks = kHeadDim / 8;
   for (int i = threadIdx.x % 32; i < kWarpKeys * kChunks; i += 32) {
-    const int key = i / kChunks % 8 * kRowGroup + 2 * warp + i / kChunks / 8;
+    const int key = warp * kWarpKeys + i / kChunks;
     if (key < end) continue;
     *reinterpret_cast<uint4*>(page.bytes + Ring::ValueOffset(key) + i % kChunks * 16) =
         make_uint4(0, 0, 0, 0);
@@ -157,27 +174,23 @@ __device__ inline void ClearValuesFrom(int end, int warp, typename PageRing<kHea
   __syncwarp();
 }
 
-// Exponents of the tile's rows over the warp's keys. A matrix of 8 keys takes one key of each row
-// group (decode_page_ring.h), the warp two such matrices: column c of matrix n is key
-// c * kRowGroup + 2 * warp + n.
+// Exponents of the tile's rows over the warp's keys.
 template <class T, int kHeadDim>
 __device__ inline void ScoreKeys(const typename PageRing<kHeadDim>::Page& page, int warp,
                                  float scale, const uint32_t (&queries)[kHeadDim / 16][4],
                                  float (&scores)[2][4]) {
-  using Ring = PageRing<kHeadDim>;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    const uint32_t row = SharedAddress(page.bytes) +
-                         Ring::KeyOffset(lane % 8 * kRowGroup + 2 * warp + n) + lane / 8 * 16;
+    const std::byte* row =
+        page.bytes + PageRing<kHeadDim>::KeyOffset(warp * kWarpKeys + n * 8 + g) + t * 16;
     // Two sums, over even and odd steps: half as long a chain of dependent products.
     float even[4] = {}, odd[4] = {};
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; step += 2) {
-      uint32_t b[4];
-      LoadMatrices(row + step * 32, b);
-      MultiplyAdd<T>(even, queries[step], b[0], b[1]);
-      MultiplyAdd<T>(odd, queries[step + 1], b[2], b[3]);
+      const uint4 b = *reinterpret_cast<const uint4*>(row + step * 32);
+      MultiplyAdd<T>(even, queries[step], b.x, b.y);
+      MultiplyAdd<T>(odd, queries[step + 1], b.z, b.w);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) scores[n][i] = (even[i] + odd[i]) * scale;
@@ -191,7 +204,7 @@ __device__ inline void MaskFrom(int end, int warp, float (&scores)[2][4]) {
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = (2 * t + i % 2) * kRowGroup + 2 * warp + n;
+      const int key = warp * kWarpKeys + n * 8 + 2 * t + i % 2;
       if (key >= end) scores[n][i] = -INFINITY;
     }
   }
@@ -229,23 +242,61 @@ __device__ inline void WeighKeys(float (&scores)[2][4], WarpState<kHeadDim>& sta
   }
 }
 
+// Adds to four tiles of V; words[k] holds the thread's four columns of key 2 t + k % 2 + k / 2 * 8.
+template <class T>
+__device__ inline void AddFourTiles(const uint32_t (&p)[4], const uint2 (&words)[4],
+                                    float (*tiles)[4]) {
+  constexpr unsigned kLow = 0x5410, kHigh = 0x7632;  // halves of a pair of words
+  MultiplyAdd<T>(tiles[0], p, __byte_perm(words[0].x, words[1].x, kLow),
+                 __byte_perm(words[2].x, words[3].x, kLow));
+  MultiplyAdd<T>(tiles[1], p, __byte_perm(words[0].x, words[1].x, kHigh),
+                 __byte_perm(words[2].x, words[3].x, kHigh));
+  MultiplyAdd<T>(tiles[2], p, __byte_perm(words[0].y, words[1].y, kLow),
+                 __byte_perm(words[2].y, words[3].y, kLow));
+  MultiplyAdd<T>(tiles[3], p, __byte_perm(words[0].y, words[1].y, kHigh),
+                 __byte_perm(words[2].y, words[3].y, kHigh));
+}
+
 template <class T, int kHeadDim>
 __device__ inline void AddValues(const typename PageRing<kHeadDim>::Page& page, int warp,
                                  const float (&weights)[2][4], WarpState<kHeadDim>& state) {
-  using Ring = PageRing<kHeadDim>;
-  const int lane = threadIdx.x % 32;
-  // The layout of a product's result is that of a left side: columns of matrix 0, then of matrix 1.
+  constexpr int kParts = WarpState<kHeadDim>::kParts;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // The layout of a product's result is that of a left side: columns of tile 0, then of tile 1.
   const uint32_t p[4] = {
       PackPair<T>(weights[0][0], weights[0][1]), PackPair<T>(weights[0][2], weights[0][3]),
       PackPair<T>(weights[1][0], weights[1][1]), PackPair<T>(weights[1][2], weights[1][3])};
-  const int key = lane % 8 * kRowGroup + 2 * warp + lane / 8 % 2;
-  const uint32_t row = SharedAddress(page.bytes) + Ring::ValueOffset(key) + lane / 16 * 16;
+  const std::byte* columns =
+      page.bytes + PageRing<kHeadDim>::ValueOffset(warp * kWarpKeys + 2 * t) + g * kParts * 8;
+  const auto load = [&](int part, uint2(&words)[4]) {
 #pragma unroll
-  for (int tile = 0; tile < kHeadDim / 8; tile += 2) {
-    uint32_t b[4];
-    LoadMatricesTransposed(row + tile * 16, b);
-    MultiplyAdd<T>(state.sums[tile], p, b[0], b[1]);
-    MultiplyAdd<T>(state.sums[tile + 1], p, b[2], b[3]);
+    for (int k = 0; k < 4; ++k) {
+      words[k] = *reinterpret_cast<const uint2*>(
+          columns + (k % 2 + k / 2 * 8) * PageRing<kHeadDim>::kRowBytes + part * 8);
+    }
+  };
+  // Rows of equal rank fall on the same banks: odd threads read the two parts of a pair in the
+  // other order, so that two instead of four wait for each other.
+  const int swap = t % 2;
+  constexpr int kPairs = kParts / 2;
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    uint2 one[4], other[4];
+    load(2 * pair + swap, one);
+    load(2 * pair + 1 - swap, other);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint2 low = one[k], high = other[k];
+      one[k] = make_uint2(swap ? high.x : low.x, swap ? high.y : low.y);
+      other[k] = make_uint2(swap ? low.x : high.x, swap ? low.y : high.y);
+    }
+    AddFourTiles<T>(p, one, &state.sums[8 * pair]);
+    AddFourTiles<T>(p, other, &state.sums[8 * pair + 4]);
+  }
+  if constexpr (kParts % 2 == 1) {
+    uint2 words[4];
+    load(kParts - 1, words);
+    AddFourTiles<T>(p, words, &state.sums[4 * (kParts - 1)]);
   }
 }
 
@@ -270,10 +321,32 @@ __device__ inline void SynchronizePageWarps() {
   asm volatile("bar.sync 1, %0;" ::"n"(kPageWarps * 32) : "memory");
 }
 
-// The warps' shares of `weights` and, for a list of one run, the division by the sum; the run's own
-// weight goes to scratch where there are several.
-__device__ inline void ScaleOfWarp(const DecodeCall& call, const ListRun& run, int warp, int row,
-                                   const float2 (&weights)[kPageWarps][kTileRows], float* scale) {
+// A partial result of a row: largest exponent, sum of powers relative to it, and four columns of
+// the sum of V under these powers.
+struct Partial {
+  float2 weight;
+  float4 sum;
+};
+__device__ inline Partial NoPartial() {
+  return {make_float2(-INFINITY, 0.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+}
+
+// Both kernels fold, with the same bits: so nothing is left to the compiler's contraction.
+__device__ inline void Fold(const Partial& next, Partial& into) {
+  const float largest = fmaxf(into.weight.x, next.weight.x);
+  const float base = FiniteBase(largest);
+  const float a = PowerOfTwo(into.weight.x - base), b = PowerOfTwo(next.weight.x - base);
+  into.weight = make_float2(largest, __fmaf_rn(into.weight.y, a, __fmul_rn(next.weight.y, b)));
+  into.sum.x = __fmaf_rn(into.sum.x, a, __fmul_rn(next.sum.x, b));
+  into.sum.y = __fmaf_rn(into.sum.y, a, __fmul_rn(next.sum.y, b));
+  into.sum.z = __fmaf_rn(into.sum.z, a, __fmul_rn(next.sum.z, b));
+  into.sum.w = __fmaf_rn(into.sum.w, a, __fmul_rn(next.sum.w, b));
+}
+
+// The warps' shares of `weights` and, for a list of one run, the division by the sum.
+__device__ inline float ScaleOfWarp(const ListRun& run, int warp, int row,
+                                    const float2 (&weights)[kPageWarps][kTileRows],
+                                    float2 (&run_weights)[kTileRows]) {
   float largest = -INFINITY;
 #pragma unroll
   for (int w = 0; w < kPageWarps; ++w) largest = fmaxf(largest, weights[w][row].x);
@@ -283,24 +356,21 @@ __device__ inline void ScaleOfWarp(const DecodeCall& call, const ListRun& run, i
   for (int w = 0; w < kPageWarps; ++w) {
     total += weights[w][row].y * PowerOfTwo(weights[w][row].x - base);
   }
-  *scale = PowerOfTwo(weights[warp][row].x - base);
-  if (run.num_runs == 1) {
-    *scale /= total;
-  } else if (warp == 0 && threadIdx.x % 4 == 0 && row < call.group()) {
-    call.weights[call.PartialOf(run.list, run.index, row)] = make_float2(largest, total);
-  }
+  if (warp == 0 && threadIdx.x % 4 == 0) run_weights[row] = make_float2(largest, total);
+  const float scale = PowerOfTwo(weights[warp][row].x - base);
+  return run.num_runs == 1 ? scale / total : scale;
 }
 
-// Adds up the warps' states in their order and writes the rows: out, where the list has one run
-// only, else this run's partial result.
+// Adds up the warps' states in their order, in shared memory.
 //
 // Two barriers a run are enough: `weights` is written again only by threads that have passed the
-// second, behind all reads; `sums` only by those that have passed the next run's first.
+// second, behind all reads; `sums` and `run_weights` only by those that have passed the next run's
+// first.
 template <int kHeadDim>
-__device__ inline void FinishRun(const DecodeCall& call, const ListRun& run, int warp,
-                                 WarpState<kHeadDim>& state, SharedMemory<kHeadDim>& shared) {
+__device__ inline void ShareStates(const DecodeCall& call, const ListRun& run, int warp,
+                                   WarpState<kHeadDim>& state, SharedMemory<kHeadDim>& shared) {
+  constexpr int kParts = WarpState<kHeadDim>::kParts;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int group = call.group();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float total = state.total[half];
@@ -312,33 +382,102 @@ __device__ inline void FinishRun(const DecodeCall& call, const ListRun& run, int
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = g + 8 * half;
-    if (row >= group) continue;
-    float scale;
-    ScaleOfWarp(call, run, warp, row, shared.weights, &scale);
+    if (row >= call.group()) continue;
+    const float scale = ScaleOfWarp(run, warp, row, shared.weights, shared.run_weights);
 #pragma unroll
-    for (int tile = 0; tile < kHeadDim / 8; ++tile) {
-      *reinterpret_cast<float2*>(&shared.sums[warp][row][tile * 8 + 2 * t]) =
-          make_float2(state.sums[tile][2 * half] * scale, state.sums[tile][2 * half + 1] * scale);
+    for (int i = 0; i < 2 * kParts; ++i) {
+      const int part = i / 2, side = i % 2, at = 2 * half + side;
+      const float(*tiles)[4] = &state.sums[4 * part];
+      *reinterpret_cast<float4*>(
+          &shared.sums[warp][row][SumColumn(4 * ((2 * t + side) * kParts + part))]) =
+          make_float4(tiles[0][at] * scale, tiles[1][at] * scale, tiles[2][at] * scale,
+                      tiles[3][at] * scale);
     }
   }
   SynchronizePageWarps();
-  for (int row = warp; row < group && lane < kHeadDim / 4; row += kPageWarps) {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+// What becomes of a run's result: is it folded into the runs' before it, and are those together
+// (its own alone, otherwise) written?
+struct RunEnd {
+  bool is_folded;
+  bool is_written;
+  int slot;  // the run under which it is written
+};
+
+// A CTA's first run may be in the middle of joined runs: then each is written, to be folded later.
+__device__ inline RunEnd EndOfRun(const ListRun& run, const ListRun* next, int first_of_list) {
+  const int first_joined = run.index / kJoinedRuns * kJoinedRuns;
+  if (first_joined < first_of_list) return {false, true, run.index};
+  const bool goes_on =
+      next != nullptr && next->list == run.list && (run.index + 1) % kJoinedRuns != 0;
+  return {run.index > first_joined, !goes_on, first_joined};
+}
+
+// Writes rows: out, where the list has one run only, else partial results. A warp has rows warp,
+// warp + kPageWarps, ..., a lane four columns.
+template <int kHeadDim>
+__device__ inline void FinishRun(const DecodeCall& call, const ListRun& run, const RunEnd& end,
+                                 int warp, SharedMemory<kHeadDim>& shared,
+                                 Partial (&joined)[kTileRows / kPageWarps]) {
+  const int lane = threadIdx.x % 32;
+  if (lane >= kHeadDim / 4) return;
+#pragma unroll
+  for (int i = 0; i < kTileRows / kPageWarps; ++i) {
+    const int row = warp + i * kPageWarps;
+    if (row >= call.group()) break;
+    Partial own = {shared.run_weights[row], make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 #pragma unroll
     for (int w = 0; w < kPageWarps; ++w) {
-      const float4 part = *reinterpret_cast<const float4*>(&shared.sums[w][row][lane * 4]);
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      const float4 part =
+          *reinterpret_cast<const float4*>(&shared.sums[w][row][SumColumn(lane * 4)]);
+      own.sum.x += part.x, own.sum.y += part.y, own.sum.z += part.z, own.sum.w += part.w;
     }
     if (run.num_runs == 1) {
-      const int kv_head = call.KvHeadOf(run.list);
       const int first_row = call.SegmentOf(run.list).rows.first_row;
-      StoreOut(call.attention, call.OutOf(first_row, kv_head, row, kHeadDim) + lane * 4, sum);
-    } else {
-      float* partial = call.sums + call.PartialOf(run.list, run.index, row) * kHeadDim;
-      *reinterpret_cast<float4*>(partial + lane * 4) = sum;
+      StoreOut(call.attention,
+               call.OutOf(first_row, call.KvHeadOf(run.list), row, kHeadDim) + lane * 4, own.sum);
+      continue;
     }
+    if (end.is_folded) {
+      Fold(own, joined[i]);
+      if (lane == 0) {
+        call.weights[call.PartialOf(run.list, run.index, row)] = make_float2(0.0f, kFolded);
+      }
+    } else {
+      joined[i] = own;
+    }
+    if (!end.is_written) continue;
+    const size_t partial = call.PartialOf(run.list, end.slot, row);
+    if (lane == 0) call.weights[partial] = joined[i].weight;
+    *reinterpret_cast<float4*>(call.sums + partial * kHeadDim + lane * 4) = joined[i].sum;
   }
-  __syncwarp();
+}
+
+template <class T, int kHeadDim>
+__device__ inline void AttendEntries(const DecodeCall& call, const ListRun& run, int warp,
+                                     const uint32_t (&queries)[kHeadDim / 16][4],
+                                     typename PageRing<kHeadDim>::Place& place,
+                                     PageRing<kHeadDim>& ring, WarpState<kHeadDim>& state) {
+#pragma unroll
+  for (int tile = 0; tile < kHeadDim / 8; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.sums[tile][i] = 0.0f;
+  }
+  state.largest[0] = state.largest[1] = -INFINITY;
+  state.total[0] = state.total[1] = 0.0f;
+  for (int entry = 0; entry < run.num_entries; ++entry) {
+    auto& page = ring.WaitFull(place);
+    const int end = entry + 1 == run.num_entries ? run.last_keys : kBlockTokens;
+    if (end < kBlockTokens) ClearValuesFrom<kHeadDim>(end, warp, page);
+    float scores[2][4];
+    ScoreKeys<T, kHeadDim>(page, warp, call.exponent_scale, queries, scores);
+    if (end < kBlockTokens) MaskFrom(end, warp, scores);
+    WeighKeys<kHeadDim>(scores, state);
+    AddValues<T, kHeadDim>(page, warp, scores, state);
+    ring.Release(place);
+    place.Advance();
+  }
 }
 
 template <class T, int kHeadDim>
@@ -347,32 +486,26 @@ __device__ inline void AttendRuns(const DecodeCall& call, RunWalk walk,
   const int warp = threadIdx.x / 32;
   typename PageRing<kHeadDim>::Place place;
   uint32_t queries[kHeadDim / 16][4];
-  int queries_list = -1;
-  ListRun run;
-  while (walk.Next(&run)) {
-    if (run.list != queries_list) LoadQueries<T, kHeadDim>(call, run.list, queries);
-    queries_list = run.list;
+  int queries_list = -1, first_of_list = 0;
+  Partial joined[kTileRows / kPageWarps];
+#pragma unroll
+  for (Partial& partial : joined) partial = NoPartial();
+  ListRun run, next;
+  bool has_next = walk.Next(&next);
+  while (has_next) {
+    run = next;
+    if (run.list != queries_list) {
+      LoadQueries<T, kHeadDim>(call, run.list, queries);
+      queries_list = run.list;
+      first_of_list = run.index;
+    }
+    has_next = walk.Next(&next);
+    const RunEnd end = EndOfRun(run, has_next ? &next : nullptr, first_of_list);
     WarpState<kHeadDim> state;
-#pragma unroll
-    for (int tile = 0; tile < kHeadDim / 8; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) state.sums[tile][i] = 0.0f;
-    }
-    state.largest[0] = state.largest[1] = -INFINITY;
-    state.total[0] = state.total[1] = 0.0f;
-    for (int entry = 0; entry < run.num_entries; ++entry) {
-      auto& page = shared.ring.WaitFull(place);
-      const int end = entry + 1 == run.num_entries ? run.last_keys : kBlockTokens;
-      if (end < kBlockTokens) ClearValuesFrom<kHeadDim>(end, warp, page);
-      float scores[2][4];
-      ScoreKeys<T, kHeadDim>(page, warp, call.exponent_scale, queries, scores);
-      if (end < kBlockTokens) MaskFrom(end, warp, scores);
-      WeighKeys<kHeadDim>(scores, state);
-      AddValues<T, kHeadDim>(page, warp, scores, state);
-      shared.ring.Release(place);
-      place.Advance();
-    }
-    FinishRun<kHeadDim>(call, run, warp, state, shared);
+    AttendEntries<T, kHeadDim>(call, run, warp, queries, place, shared.ring, state);
+    ShareStates<kHeadDim>(call, run, warp, state, shared);
+    FinishRun<kHeadDim>(call, run, end, warp, shared, joined);
+    __syncwarp();
   }
 }
 
@@ -409,14 +542,21 @@ __device__ inline void LoadRuns(const DecodeCall& call, RunWalk walk,
   }
 }
 
+// As WaitForPrevious(), but the next kernel is let go only behind the wait: so what predecessors
+// have written may be read there before its own wait.
+__device__ inline void WaitForPreviousFirst() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // Persistent: each CTA takes a share of all runs and passes from one to the next without letting
 // its loads run dry.
 template <class T, int kHeadDim>
 __global__ __launch_bounds__(kThreads, 1) void AttendDecodeRows(const DecodeCall call) {
-  WaitForPrevious();
   extern __shared__ __align__(128) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<SharedMemory<kHeadDim>*>(shared_bytes);
   if (threadIdx.x == 0) shared.ring.Init(kPageWarps);
+  WaitForPreviousFirst();
   const int num_lists = call.num_lists();
   for (int list = threadIdx.x; list < num_lists; list += kThreads) {
     const ListEnd end = EndOfList(call.SegmentOf(list), call.KvHeadOf(list));
@@ -424,9 +564,9 @@ __global__ __launch_bounds__(kThreads, 1) void AttendDecodeRows(const DecodeCall
     shared.table.ends[list] = end;
   }
   __syncthreads();
-  if (threadIdx.x < 32) shared.table.Sum(num_lists);
+  if (threadIdx.x < 32) shared.table.Sum(num_lists, gridDim.x);
   __syncthreads();
-  const RunWalk walk(shared.table, num_lists, blockIdx.x, gridDim.x);
+  const RunWalk walk(shared.table, num_lists, blockIdx.x);
   if (threadIdx.x / 32 < kPageWarps) {
     AttendRuns<T, kHeadDim>(call, walk, shared);
   } else {
@@ -434,83 +574,77 @@ __global__ __launch_bounds__(kThreads, 1) void AttendDecodeRows(const DecodeCall
   }
 }
 
-template <class Combine>
-__device__ inline float CombineThreads(float value, float (&of_warps)[kMergeWarps],
-                                       Combine combine) {
+// The joined runs from `first` on, folded: of a query head four columns a lane.
+template <int kHeadDim>
+__device__ inline Partial FoldRuns(const DecodeCall& call, int list, int head, int first,
+                                   int num_runs, bool is_eager) {
+  const int lane = threadIdx.x % 32;
+  Partial runs[kJoinedRuns];
+  const auto load_sum = [&](int i) {
+    runs[i].sum = *reinterpret_cast<const float4*>(
+        call.sums + call.PartialOf(list, first + i, head) * kHeadDim + lane * 4);
+  };
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(~0u, value, distance));
+  for (int i = 0; i < kJoinedRuns; ++i) {
+    runs[i] = NoPartial();
+    if (first + i < num_runs) runs[i].weight = call.weights[call.PartialOf(list, first + i, head)];
   }
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = of_warps[0];
+  const bool has_column = lane < kHeadDim / 4;
+  if (is_eager) {
 #pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) value = combine(value, of_warps[w]);
-  return value;
+    for (int i = 0; i < kJoinedRuns; ++i) {
+      if (has_column && first + i < num_runs) load_sum(i);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kJoinedRuns; ++i) {
+      if (has_column && first + i < num_runs && runs[i].weight.y != kFolded) load_sum(i);
+    }
+  }
+#pragma unroll
+  for (int i = 1; i < kJoinedRuns; ++i) {
+    if (first + i < num_runs && runs[i].weight.y != kFolded) Fold(runs[i], runs[0]);
+  }
+  return runs[0];
 }
 
-// A CTA a (query head, segment): out = the runs' sums, each under its weight, in ascending order in
-// kMergeWarps strands. Lists of one run have been written already.
+// A CTA a (query head, segment): out = the runs' sums, each under its weight, in a fixed order: the
+// joined runs of a warp in ascending order, then the warps. Lists of one run have been written
+// already.
 template <int kHeadDim>
 __global__ __launch_bounds__(kMergeThreads) void MergeDecodeRuns(const DecodeCall call) {
-  WaitForPrevious();
-  __shared__ float scales[kMergeThreads], largest_of_warps[kMergeWarps],
-      total_of_warps[kMergeWarps];
-  __shared__ float4 strands[kMergeWarps][kHeadDim / 4];
+  // AttendDecodeRows lets this kernel go only when the segments may be read.
   const int kv_head = blockIdx.x / call.group(), head = blockIdx.x % call.group();
   const int list = blockIdx.y * call.attention.num_kv_heads + kv_head;
   const AttentionSegment& segment = call.SegmentOf(list);
   const int num_runs = NumRuns(EndOfList(segment, kv_head).entries);
+  const int out_row = segment.rows.first_row;
+  WaitForPrevious();
   if (num_runs <= 1) return;
 
+  __shared__ float2 weights[kMergeWarps];
+  __shared__ float4 strands[kMergeWarps][kHeadDim / 4];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const auto sum_of = [&](int run) {
-    return *reinterpret_cast<const float4*>(call.sums + call.PartialOf(list, run, head) * kHeadDim +
-                                            lane * 4);
-  };
-  const bool has_column = lane < kHeadDim / 4;
-  // Asked for beside the weights: one latency less.
-  float4 first_sums[kFirstSums];
-#pragma unroll
-  for (int i = 0; i < kFirstSums; ++i) {
-    const int run = warp + i * kMergeWarps;
-    first_sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (has_column && run < num_runs) first_sums[i] = sum_of(run);
-  }
-  float2 weight = make_float2(-INFINITY, 0.0f);
-  if (thread < num_runs) weight = call.weights[call.PartialOf(list, thread, head)];
-  const float largest =
-      CombineThreads(weight.x, largest_of_warps, [](float a, float b) { return fmaxf(a, b); });
-  const float scale = PowerOfTwo(weight.x - FiniteBase(largest));
-  scales[thread] = scale;
-  // Its barrier makes `scales` visible, too.
-  const float total =
-      CombineThreads(weight.y * scale, total_of_warps, [](float a, float b) { return a + b; });
-
-  float4 strand = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const auto add = [&](float4 part, float s) {
-    strand.x += part.x * s, strand.y += part.y * s, strand.z += part.z * s, strand.w += part.w * s;
-  };
-#pragma unroll
-  for (int i = 0; i < kFirstSums; ++i) add(first_sums[i], scales[warp + i * kMergeWarps]);
-  if (has_column) {
-#pragma unroll 8  // loads in flight
-    for (int run = warp + kFirstSums * kMergeWarps; run < num_runs; run += kMergeWarps) {
-      add(sum_of(run), scales[run]);
+  const bool is_eager = gridDim.x * gridDim.y <= kMostEagerMerges;
+  Partial strand = NoPartial();
+  for (int first = warp * kJoinedRuns; first < num_runs; first += kMergeWarps * kJoinedRuns) {
+    const Partial runs = FoldRuns<kHeadDim>(call, list, head, first, num_runs, is_eager);
+    if (first < kMergeWarps * kJoinedRuns) {
+      strand = runs;
+    } else {
+      Fold(runs, strand);
     }
-    strands[warp][lane] = strand;
   }
+  if (lane == 0) weights[warp] = strand.weight;
+  if (lane < kHeadDim / 4) strands[warp][lane] = strand.sum;
   __syncthreads();
   if (thread >= kHeadDim / 4) return;
-  float4 sum = strands[0][thread];
+  Partial all = {weights[0], strands[0][thread]};
 #pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) {
-    const float4 part = strands[w][thread];
-    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-  }
-  sum.x /= total, sum.y /= total, sum.z /= total, sum.w /= total;
-  StoreOut(call.attention, call.OutOf(segment.rows.first_row, kv_head, head, kHeadDim) + thread * 4,
-           sum);
+  for (int w = 1; w < kMergeWarps; ++w) Fold({weights[w], strands[w][thread]}, all);
+  const float total = all.weight.y;
+  all.sum.x /= total, all.sum.y /= total, all.sum.z /= total, all.sum.w /= total;
+  StoreOut(call.attention, call.OutOf(out_row, kv_head, head, kHeadDim) + thread * 4, all.sum);
 }
 
 struct DecodeKernels {

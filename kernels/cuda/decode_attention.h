@@ -1,10 +1,10 @@
 // Attention of single rows over lists of pages, on tensor cores, for Phase::kDecode.
 //
 // The list of a (row, kv head) is cut into runs of pages. One CTA takes a run for all query heads
-// of the kv head, so that K and V are read once; a list of several runs leaves one partial result a
-// run and query head, and a second kernel merges them in ascending order. Where a list is cut
-// follows from its own length alone, so a row's bits do not depend on the batch, its place in it,
-// or the device.
+// of the kv head, so that K and V are read once, and folds it into the run before where it has that
+// one, too (decode_runs.h); partial results go to scratch, and a second kernel folds what remains.
+// Where a list is cut and in which order runs are folded follows from its own length alone, so a
+// row's bits do not depend on the batch, its place in it, or the device.
 //
 // Thread: as Backend. Ownership: the scratch for partial results, made at start. Failure: a shape
 // that the host can see is wrong is a CHECK; what only the device sees (a segment of several rows,
@@ -24,7 +24,7 @@ struct DecodeAttentionLimits {
       0;  // that a call usually has at most; more rows cost a second launch, nothing else
   int num_sms = 0;
   // For partial results, at most. A call takes num_q_heads * MaxRuns(max_entries) * (head_dim + 2)
-  // floats a segment, at 32 query heads of 128 and any list up to 128K tokens 1.06 MB; one that
+  // floats a segment, at 32 query heads of 128 and any list up to 64K tokens 1.06 MB; one that
   // needs more is run some segments at a time.
   size_t max_scratch_bytes = size_t{256} << 20;
 };

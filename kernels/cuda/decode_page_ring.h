@@ -1,10 +1,8 @@
-// KV pages on their way from global to shared memory, and matrices of them from there to registers.
-// Device code of decode_attention.cu.
+// KV pages on their way from global to shared memory. Device code of decode_attention.cu.
 //
-// A page arrives by bulk copies of kRowGroup rows each, and each row group lies 16 bytes further
-// than its size asks. The rows of a group fall on the same banks, those of equal rank in the page's
-// eight groups of K, or of V, on eight different ones: so ldmatrix takes one row of each group and
-// meets no conflict, without a copy a row.
+// A page arrives as it lies in memory, by one bulk copy of K and one of V: copies of 2 KiB to
+// places 16 bytes apart, which would spare the readers all bank conflicts, reach 7% less of the
+// memory's bandwidth. Readers choose instead which thread reads what (decode_attention.cu).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +13,6 @@
 #include "kernels/kv_page.h"
 
 namespace augur::kernels {
-
-inline constexpr int kRowGroup = 8;
 
 __device__ inline uint32_t SharedAddress(const void* data) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(data));
@@ -32,19 +28,6 @@ __device__ inline uint64_t PolicyReadOnce() {
 // Orders this thread's writes to shared memory before bulk copies that a later barrier lets start.
 __device__ inline void FenceBeforeBulkCopies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Four 8 x 8 matrices of 2-byte elements: lane 8 m + r holds the address of row r of matrix m. Lane
-// 4 g + t gets elements 2 t, 2 t + 1 of row g; transposed, of column g.
-__device__ inline void LoadMatrices(uint32_t row, uint32_t (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(row));
-}
-__device__ inline void LoadMatricesTransposed(uint32_t row, uint32_t (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(row));
 }
 
 // Which page of the ring a warp is at; starts equal in the warps that load and attend.
@@ -63,18 +46,15 @@ struct RingPlace {
 template <int kHeadDim>
 struct PageRing {
   static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kGroupBytes = kRowGroup * kRowBytes;
-  static constexpr int kGroupStride = kGroupBytes + 16;
-  static_assert(kGroupBytes % 128 == 0, "then groups differ by one of eight places of 16 bytes");
-  static constexpr int kHalfGroups = kBlockTokens / kRowGroup;  // of K; as many of V
-  static constexpr int kPageBytes = 2 * kBlockTokens * kRowBytes;
+  static constexpr int kHalfBytes = kBlockTokens * kRowBytes;  // of K; as many of V
+  static constexpr int kPageBytes = 2 * kHalfBytes;
 
-  struct alignas(16) Page {
-    std::byte bytes[2 * kHalfGroups * kGroupStride];
+  struct alignas(128) Page {
+    std::byte bytes[kPageBytes];
   };
-  // 5 pages at head_dim 128. About 64 KiB in flight keep an SM at its share of the bandwidth, the
-  // rest bridges the ends of runs; what a CTA has beside the ring takes about 58 KiB.
-  static constexpr int kStages = (164 << 10) / sizeof(Page);
+  // 4 pages at head_dim 128. About 64 KiB in flight keep an SM at its share of the bandwidth, the
+  // rest bridges the ends of runs.
+  static constexpr int kStages = (128 << 10) / sizeof(Page);
   using Place = RingPlace<kStages>;
 
   Page pages[kStages];
@@ -82,10 +62,8 @@ struct PageRing {
   uint64_t empty[kStages];  // the warps that attend are done with it
 
   // Bytes from the start of a Page.
-  static __device__ int KeyOffset(int key) {
-    return key / kRowGroup * kGroupStride + key % kRowGroup * kRowBytes;
-  }
-  static __device__ int ValueOffset(int key) { return kHalfGroups * kGroupStride + KeyOffset(key); }
+  static __device__ int KeyOffset(int key) { return key * kRowBytes; }
+  static __device__ int ValueOffset(int key) { return kHalfBytes + key * kRowBytes; }
 
   // By one thread; a __syncthreads must follow.
   __device__ void Init(int num_readers) {
@@ -107,12 +85,12 @@ struct PageRing {
                    : "memory");
     }
     __syncwarp();
-    if (lane < 2 * kHalfGroups) {
+    if (lane < 2) {
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1], %2, [%3], %4;" ::"r"(
-              SharedAddress(pages[place.stage].bytes + lane * kGroupStride)),
-          "l"(page + lane * kGroupBytes), "r"(kGroupBytes), "r"(barrier), "l"(policy)
+              SharedAddress(pages[place.stage].bytes + lane * kHalfBytes)),
+          "l"(page + lane * kHalfBytes), "r"(kHalfBytes), "r"(barrier), "l"(policy)
           : "memory");
     }
     __syncwarp();

@@ -18,16 +18,21 @@ inline constexpr int kMaxLists = 2048;
 // How a list is cut, by its length alone. About kUsualRuns runs: with 2 kv heads one row fills 128
 // of an H200's 132 SMs. Shorter than kFewestEntries a run would cost more in partial results and
 // latency than other SMs could save: 4 pages on half the SMs take as long as 2 on all. Longer than
-// kMostEntries it would save nothing more on partial results (of a run of 32 pages of 32 KiB, at
-// most 8 KiB) but leave SMs idle at the end. kMaxRuns bounds scratch: beyond 512K tokens runs
-// become longer again.
+// kMostEntries it would save nothing more, as runs of one CTA join (kJoinedRuns). kMaxRuns bounds
+// scratch: beyond 256K tokens runs become longer again.
 inline constexpr int kUsualRuns = 64;
 inline constexpr int kFewestEntries = 4;
-inline constexpr int kMostEntries = 32;
+inline constexpr int kMostEntries = 16;
 inline constexpr int kMaxRuns = 256;
 
-__host__ __device__ constexpr int CeilDivide(int64_t value, int64_t by) {
-  return static_cast<int>((value + by - 1) / by);
+// A list's result is put together in a fixed order: runs k * kJoinedRuns and following are folded,
+// each into those before it. A CTA that has the first of them folds its own as it goes and leaves
+// one partial result, where the merge kernel would fold several: writing them costs far more than
+// their share of the traffic. The bits are the same either way.
+inline constexpr int kJoinedRuns = 8;
+
+__host__ __device__ constexpr int CeilDivide(int value, int by) {
+  return static_cast<int>((static_cast<unsigned>(value) + by - 1) / by);
 }
 
 __host__ __device__ constexpr int RunEntries(int entries) {
@@ -52,7 +57,7 @@ constexpr int MaxRuns(int max_entries) {
 }
 
 static_assert(NumRuns(0) == 0 && NumRuns(4) == 1 && NumRuns(5) == 2 && NumRuns(257) == 52);
-static_assert(RunEntries(512) == 8 && RunEntries(2048) == 32 && RunEntries(1 << 20) == 4096);
+static_assert(RunEntries(512) == 8 && RunEntries(2048) == 16 && RunEntries(1 << 20) == 4096);
 
 struct ListEnd {
   int entries;    // that the row attends to: up to its own block
@@ -87,15 +92,17 @@ __device__ inline ListEnd EndOfList(const AttentionSegment& segment, int kv_head
 struct RunTable {
   ListEnd ends[kMaxLists];
   int offsets[kMaxLists + 1];  // entries of all lists before
+  int share;                   // entries of a CTA, about
 
-  // Fills `offsets`; by one whole warp.
-  __device__ void Sum(int num_lists) {
+  // Fills `offsets` and `share`; by one whole warp.
+  __device__ void Sum(int num_lists, int num_ctas) {
     const int lane = threadIdx.x % 32;
-    int before = 0;
+    int before = 0, longest = 0;
     for (int first = 0; first < num_lists; first += 32) {
       const int list = first + lane;
       const int entries = list < num_lists ? ends[list].entries : 0;
       int sum = entries;
+      longest = max(longest, entries);
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
         const int other = __shfl_up_sync(~0u, sum, distance);
@@ -104,7 +111,15 @@ struct RunTable {
       if (list < num_lists) offsets[list] = before + sum - entries;
       before += __shfl_sync(~0u, sum, 31);
     }
-    if (lane == 0) offsets[num_lists] = before;
+    longest = __reduce_max_sync(~0u, longest);
+    if (lane != 0) return;
+    offsets[num_lists] = before;
+    // Whole runs of the longest list, if that is not much more: then shares of lists of equal
+    // length begin where runs begin to be joined, and leave few partial results.
+    const int even = CeilDivide(before, num_ctas);
+    const int run = RunEntries(longest);
+    const int rounded = run > 0 ? CeilDivide(even, run) * run : even;
+    share = rounded - even <= even / 8 ? rounded : even;
   }
 };
 
@@ -122,11 +137,12 @@ struct ListRun {
 // its own; threads of a CTA see the same runs.
 class RunWalk {
  public:
-  __device__ RunWalk(const RunTable& table, int num_lists, int cta, int num_ctas)
+  __device__ RunWalk(const RunTable& table, int num_lists, int cta)
       : table_(table), num_lists_(num_lists), list_(num_lists) {
     const int64_t total = table.offsets[num_lists];
-    const int begin = CeilDivide(cta * total, num_ctas);
-    end_ = CeilDivide((cta + 1) * total, num_ctas);
+    const int64_t share_begin = int64_t{cta} * table.share;
+    const int begin = static_cast<int>(min(share_begin, total));
+    end_ = static_cast<int>(min(share_begin + table.share, total));
     if (begin >= end_) return;
     int low = 0, high = num_lists;  // the list that holds entry `begin` lies in [low, high)
     while (high - low > 1) {
