@@ -6,6 +6,7 @@
 #include "kernels/backend_array.h"
 #include "kernels/check.h"
 #include "kernels/cpu/fma_peak.h"
+#include "kernels/random_weight.h"
 #ifdef AUGUR_HAS_CUDA
 #include "kernels/cuda/bandwidth_probe.h"
 #include "kernels/cuda/make_cuda_backend.h"
@@ -25,13 +26,12 @@ double DeviceFlopsPerSecond(kernels::Backend* backend) {
                                            .in_features = kSide,
                                            .random_seed = 1,
                                            .random_scale = 1.0f});
-  // Random x: the product of a matrix with itself, brought to bfloat16, serves as well as any.
   BackendArray<std::byte> x(backend, size_t{2} * kSide * kSide);
   BackendArray<std::byte> y(backend, size_t{2} * kSide * kSide);
   AUGUR_CHECK(x.allocated() && y.allocated());
   std::vector<uint16_t> random(size_t{kSide} * kSide);
   for (size_t i = 0; i < random.size(); ++i) {
-    random[i] = kernels::BF16FromFloat(static_cast<float>(i * 2654435761u % 2048) / 1024.0f - 1);
+    random[i] = kernels::BF16FromFloat(kernels::RandomWeight(2, i));  // zeros would run faster
   }
   backend->Copy(x.data(), random.data(), x.size());
   const auto product = [&] {

@@ -114,7 +114,14 @@ class BenchModel {
     segment.prompt_tokens = count == 1 ? first : first + count;
     segment.wants_token = wants_token;
     segment.sampling.temperature = 0;
+    segment.sampling.position = static_cast<uint32_t>(first + count);
+    const size_t index = segments_.size();
     segments_.push_back(segment);
+    if (count == 1 && index < outputs_.tokens.size()) {
+      // As the daemon does: on from what the step before has drawn.
+      ids_.push_back(std::max(0, outputs_.tokens[index]));
+      return;
+    }
     for (int i = 0; i < count; ++i) ids_.push_back(3 + (first + i) * 7 % (config.vocab_size - 3));
   }
 

@@ -52,6 +52,8 @@ serve() {
     --out "$logs/needles_gpu.json"
   step needles_against_cpu 20 python3 -B tests/gpu/needles.py compare "$package/needles_cpu.json" \
     "$logs/needles_gpu.json" --differences "$logs/differences.json"
+  echo "steps: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$port")/metrics" |
+    grep -E '^augur_step_(host_)?seconds_(sum|count)' | tr '\n' ' ')"
   kill "$daemon"
   wait "$daemon"
   echo "augurd: status $? after SIGTERM"
@@ -71,13 +73,17 @@ refusals() {
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 has twins && step twins 200 "$bin/kernels_twins_test"
-has golden && step golden 100 "$bin/golden_model_test" --gtest_filter='*cuda*'
+if has golden; then
+  step golden 100 "$bin/golden_model_test" --gtest_filter='*cuda*'
+  step run_ahead 100 "$bin/run_ahead_test"
+fi
 has copies && step copies 60 "$bin/kernels_page_copy_test"
 if has sanitizers; then
   small='*NoOther*:*Alone*:*LargeScores*:*ALaterNaN*:*AnOffset*:*Recorded*:*Greedy*:*Ties*:*InPlace*:-*ManySegments*'
   for tool in memcheck racecheck synccheck initcheck; do
-    step "$tool" 240 env AUGUR_TWINS_SMALL=1 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    step "$tool" 240 compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$bin/kernels_twins_test" --gtest_filter="$small"
+    grep -E '=========' "$logs/$tool.log" | sort | uniq -c | sort -rn | head -8 | cut -c1-200
   done
 fi
 if has serve; then

@@ -205,6 +205,7 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     segment.prompt_tokens = sequence.prompt_tokens;
     segment.wants_token = true;
     segment.sampling.temperature = 0;
+    segment.sampling.position = static_cast<uint32_t>(sequence.computed + part.rows);
     segments.push_back(segment);
     const auto first = sequence.tokens.begin() + sequence.computed;
     ids.insert(ids.end(), first, first + part.rows);
