@@ -5,7 +5,7 @@
 # Usage: deploy/package.sh OUT [BUILD] [--tests NAME...]
 #   OUT       the folder to make; must be empty or not there yet
 #   BUILD     the build to take the programs from (default: build/cuda)
-#   --tests   names of test binaries to take along (those that read golden files find them only where they were built)
+#   --tests   names of test binaries to take along (those that read golden files find them in the current folder's repository)
 set -euo pipefail
 
 readonly programs=(augurd augur augur-bench)

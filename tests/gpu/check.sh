@@ -11,7 +11,6 @@ readonly package=$(realpath "$1") logs=$(realpath "$2")
 shift 2
 readonly steps=${*:-twins golden copies sanitizers serve}
 readonly bin=$package/bin
-export AUGUR_SOURCE_DIR=$PWD
 failed=0
 
 # step NAME LIMIT_S COMMAND...: runs it, and says how it ended.

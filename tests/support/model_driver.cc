@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -69,8 +69,8 @@ const char* NameOf(DriverBackend backend) {
 }
 
 std::string SourceFolder() {
-  const char* const moved = std::getenv("AUGUR_SOURCE_DIR");
-  return moved != nullptr ? moved : AUGUR_SOURCE_DIR;
+  std::error_code error;
+  return std::filesystem::is_directory(AUGUR_SOURCE_DIR, error) ? AUGUR_SOURCE_DIR : ".";
 }
 
 ModelDriver::ModelDriver(const ModelDriverOptions& options,

@@ -23,7 +23,7 @@ enum class DriverBackend { kCpu, kCpuAsDevice, kCuda };
 std::vector<DriverBackend> DriverBackendsHere();
 const char* NameOf(DriverBackend backend);
 
-// The repository, at run time $AUGUR_SOURCE_DIR where it is not where it was built.
+// The repository where the tests were built; elsewhere (a carried package) the current folder.
 std::string SourceFolder();
 
 struct ModelDriverOptions {
