@@ -84,8 +84,8 @@ bool KvStore::Open(const KvAdmission& admission) {
     AUGUR_CHECK(device_.Open(PrivateTable(id), {}, 0, 0));
     // Held already, so that Extend asks for what is missing alone.
     const std::span<const BlockId> table = device_.table(SharedTable(id));
-    kv->frames.assign(table.begin(), table.end());
     kv->frames_epoch = ++last_epoch_;
+    kv->frames.assign(table.begin(), table.end());
     open_.emplace(id, std::move(kv));
     AUGUR_CHECK(Extend(id, admission.blocks));
     return true;
