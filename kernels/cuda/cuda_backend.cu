@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_plans.h"
 #include "kernels/cuda/packed_weight.h"
+#include "kernels/cuda/prefill_attention.h"
 #include "kernels/device_failure.h"
 
 namespace augur::kernels {
@@ -61,10 +62,12 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   linear_plans_ = std::make_unique<LinearPlans>(stream_);
   decode_attention_ = std::make_unique<DecodeAttention>(
       DecodeAttentionLimits{.max_rows = options.max_decode_rows, .num_sms = num_sms_});
+  prefill_attention_ = std::make_unique<PrefillAttention>(num_sms_);
 }
 
 CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
+  prefill_attention_.reset();
   decode_attention_.reset();
   weight_staging_.reset();
   linear_plans_.reset();

@@ -18,9 +18,10 @@
 
 namespace augur::kernels {
 
-class DecodeAttention;  // decode_attention.h
-class LinearPlans;      // linear_plans.h
-class WeightStaging;    // packed_weight.h
+class DecodeAttention;   // decode_attention.h
+class LinearPlans;       // linear_plans.h
+class PrefillAttention;  // prefill_attention.h
+class WeightStaging;     // packed_weight.h
 
 class CudaBackend final : public Backend {
  public:
@@ -79,6 +80,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
+  std::unique_ptr<PrefillAttention> prefill_attention_;
 };
 
 }  // namespace augur::kernels

@@ -39,8 +39,8 @@ void CudaBackend::PagedAttention(const PagedAttentionParams& params) {
       return decode_attention_->Run(params, stream_);
     }
   } else if (is_whole && !params.has_biases && !params.has_blocks &&
-             ServesPrefillAttention(params)) {
-    return RunPrefillAttention(params, stream_);
+             PrefillAttention::Serves(params)) {
+    return prefill_attention_->Run(params, stream_);
   }
   RunPlainAttention(params, stream_);
 }

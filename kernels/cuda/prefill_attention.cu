@@ -1,3 +1,6 @@
+// Head dims 64 and 128 go to wgmma_prefill_attention.cu, 96 to the kernel here: its rows do not
+// divide into the 128 bytes that warpgroup products swizzle over.
+//
 // One CTA takes a tile of packed rows (prefill_tiles.h) of one kv head through the pages from block
 // 0 to the tile's last one. Each warp has 32 rows: two fragments of 16, which share every K and V
 // fragment that the warp loads, or shared memory could not feed the tensor cores.
@@ -33,16 +36,16 @@ namespace {
 
 constexpr int kMaxGroup = 16;
 
-// Whether head dims that both kernels serve go to wgmma_prefill_attention.cu.
-constexpr bool kUseWgmma = false;
-// 32 rows a warp take 128 + 64 registers of accumulators a thread at head_dim 128. 4 warps, so that
-// two CTAs share an SM (96 KiB of shared memory each): one computes while the other waits.
+// 32 rows a warp take 96 + 64 registers of accumulators a thread. 4 warps, so that two CTAs share
+// an SM (72 KiB of shared memory each): one computes while the other waits.
 constexpr int kWarpRows = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kTileRows = kWarpRows * kWarps;
 constexpr int kCtasPerSm = 2;
 constexpr int kFragments = kWarpRows / kFragmentRows;
+constexpr int kKeyTiles = kBlockTokens / 8;   // columns of C fragments of a page's scores
+constexpr int kKeySteps = kBlockTokens / 16;  // steps of the sum over a page's keys
 constexpr int kStages = 2;  // the next page's copy runs beside this page's computation
 
 template <int kHeadDim>
@@ -110,15 +113,10 @@ __device__ __forceinline__ void ForOwnChunks(Body&& body) {
   constexpr int kItems = kNumRows * kChunks / kThreads;
   static_assert(kBlockTokens * kChunks % kThreads == 0 && kNumRows % kBlockTokens == 0);
   const int thread = threadIdx.x;
-  const int first = Layout::OffsetOf(thread / kChunks, thread % kChunks);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    if constexpr (kThreads % (8 * kChunks) == 0) {  // whole eights of rows
-      body(i, first + i * kThreads * 16);
-    } else {
-      const int item = thread + i * kThreads;
-      body(i, Layout::OffsetOf(item / kChunks, item % kChunks));
-    }
+    const int item = thread + i * kThreads;
+    body(i, Layout::OffsetOf(item / kChunks, item % kChunks));
   }
 }
 
@@ -151,8 +149,8 @@ __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, in
 
 template <int kHeadDim>
 using WarpRows = FragmentRows<kHeadDim>[kFragments];
-using Scores = FragmentScores[kFragments];
-using Weights = FragmentWeights[kFragments];
+using Scores = FragmentScores<kBlockTokens>[kFragments];
+using Weights = FragmentWeights<kBlockTokens>[kFragments];
 
 template <class T, int kHeadDim>
 __device__ __forceinline__ void ScorePage(uint32_t queries, uint32_t keys, Scores& scores) {
@@ -224,7 +222,7 @@ __device__ __forceinline__ void AttendPage(uint32_t queries, uint32_t page_at, i
     const int begin = tile.begin + threadIdx.x / 32 * kWarpRows;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      MaskFragment(tile, begin + f * kFragmentRows, page, scores[f]);
+      MaskFragment(tile, begin + f * kFragmentRows, page * kBlockTokens, scores[f]);
     }
   }
   Weights weights;
@@ -323,21 +321,18 @@ void Launch(const PagedAttentionParams& params, cudaStream_t stream) {
   LaunchKernel(stream, shape, kernel, params);
 }
 
-template <class T>
-void LaunchForHeadDim(const PagedAttentionParams& params, cudaStream_t stream) {
-  switch (params.head_dim) {
-    case 64:
-      return Launch<T, 64>(params, stream);
-    case 96:
-      return Launch<T, 96>(params, stream);
-    case 128:
-      return Launch<T, 128>(params, stream);
-  }
-}
-
 }  // namespace
 
-bool ServesPrefillAttention(const PagedAttentionParams& params) {
+PrefillAttention::PrefillAttention(int num_sms) : num_sms_(num_sms) {
+  AUGUR_CHECK(num_sms > 0);
+  AUGUR_CUDA(cudaMalloc(reinterpret_cast<void**>(&turns_), sizeof(*turns_)));
+  AUGUR_CUDA(cudaMemset(turns_, 0, sizeof(*turns_)));
+  AUGUR_CUDA(cudaStreamSynchronize(nullptr));  // other streams do not wait for it
+}
+
+PrefillAttention::~PrefillAttention() { cudaFree(turns_); }
+
+bool PrefillAttention::Serves(const PagedAttentionParams& params) {
   const bool is_16_bit = params.dtype == DType::kBF16 || params.dtype == DType::kF16;
   const bool has_head_dim =
       params.head_dim == 64 || params.head_dim == 96 || params.head_dim == 128;
@@ -349,18 +344,18 @@ bool ServesPrefillAttention(const PagedAttentionParams& params) {
   return is_16_bit && has_head_dim && has_group && is_whole && params.scale > 0.0f;
 }
 
-void RunPrefillAttention(const PagedAttentionParams& params, cudaStream_t stream) {
-  AUGUR_CHECK(ServesPrefillAttention(params));
+void PrefillAttention::Run(const PagedAttentionParams& params, cudaStream_t stream) {
+  AUGUR_CHECK(Serves(params));
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
   if (params.rows == 0 || params.num_segments == 0) return;
-  if (kUseWgmma && ServesWgmmaPrefillAttention(params)) {
-    return RunWgmmaPrefillAttention(params, stream);
+  if (params.head_dim != 96) {
+    return RunWgmmaPrefillAttention(params, num_sms_, turns_, stream);
   }
   if (params.dtype == DType::kBF16) {
-    LaunchForHeadDim<__nv_bfloat16>(params, stream);
+    Launch<__nv_bfloat16, 96>(params, stream);
   } else {
-    LaunchForHeadDim<__half>(params, stream);
+    Launch<__half, 96>(params, stream);
   }
 }
 

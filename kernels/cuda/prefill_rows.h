@@ -21,8 +21,6 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr float kLog2E = 1.44269504f;
 
 inline constexpr int kFragmentRows = 16;
-inline constexpr int kKeyTiles = kBlockTokens / 8;   // columns of C fragments of a page's scores
-inline constexpr int kKeySteps = kBlockTokens / 16;  // steps of the sum over a page's keys
 
 // What a CTA works on. Kept in shared memory: registers are for the accumulators.
 struct TileRows {
@@ -38,6 +36,17 @@ struct Tile {
   int segment = -1;  // -1: none
   int index = 0;     // in its segment
 };
+
+// Each warp by itself.
+template <int kTileRows>
+__device__ inline int CountTiles(const PagedAttentionParams& params) {
+  const int group = params.num_q_heads / params.num_kv_heads;
+  int count = 0;
+  for (int s = threadIdx.x % 32; s < params.num_segments; s += 32) {
+    count += PrefillTilesOf(params.segments[s].rows.num_rows, group, kTileRows);
+  }
+  return __reduce_add_sync(kAllLanes, count);
+}
 
 // Each warp by itself: a scan over the segments, 32 at a time.
 template <int kTileRows>
@@ -131,19 +140,22 @@ __device__ __forceinline__ void Clear(FragmentRows<kHeadDim>& rows) {
   rows.sum[0] = rows.sum[1] = 0.0f;
 }
 
-using FragmentScores = float[kKeyTiles][4];
-using FragmentWeights = uint32_t[kKeySteps][4];  // p as A fragments
+// A fragment's scores against kKeys keys, and p as A fragments.
+template <int kKeys>
+using FragmentScores = float[kKeys / 8][4];
+template <int kKeys>
+using FragmentWeights = uint32_t[kKeys / 16][4];
 
 // Takes out keys behind the positions of the fragment's rows, which are the span's from packed row
 // `begin` on. Rows behind the span's end take its last one's position.
-__device__ __forceinline__ void MaskFragment(const PrefillSpan& span, int begin, int page,
-                                             FragmentScores& scores) {
+template <int kKeyTiles>
+__device__ __forceinline__ void MaskFragment(const PrefillSpan& span, int begin, int first_key,
+                                             float (&scores)[kKeyTiles][4]) {
   const int lane = threadIdx.x % 32;
-  const int first_key = page * kBlockTokens + lane % 4 * 2;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int packed = min(begin + row * 8 + lane / 4, span.end - 1);
-    const int last_key = span.PositionOf(packed) - first_key;
+    const int last_key = span.PositionOf(packed) - first_key - lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -156,27 +168,32 @@ __device__ __forceinline__ void MaskFragment(const PrefillSpan& span, int begin,
 
 // Scores of one row (in its four lanes) -> p in place; the row's max and sum go on. Gives the
 // factor for what the row has gathered.
+template <int kKeyTiles>
 __device__ __forceinline__ float WeighRow(float (&scores)[kKeyTiles][4], int row, float scale,
                                           float& row_max, float& row_sum) {
-  float largest = fmaxf(scores[0][2 * row], scores[0][2 * row + 1]);
+  // Columns 2 t and 2 t + 1 apart: chains half as long.
+  float largest[2] = {scores[0][2 * row], scores[0][2 * row + 1]};
 #pragma unroll
   for (int n = 1; n < kKeyTiles; ++n) {
-    largest = fmaxf(largest, fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], scores[n][2 * row + i]);
   }
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-  const float new_max = fmaxf(row_max, largest * scale);
+  float max = fmaxf(largest[0], largest[1]);
+  max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
+  max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
+  const float new_max = fmaxf(row_max, max * scale);
   const float factor = FastExp2(row_max - new_max);
-  float sum = 0.0f;
+  float sum[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
-    for (int i = 2 * row; i < 2 * row + 2; ++i) {
-      scores[n][i] = FastExp2(fmaf(scores[n][i], scale, -new_max));
-      sum += scores[n][i];
+    for (int i = 0; i < 2; ++i) {
+      float& score = scores[n][2 * row + i];
+      score = FastExp2(fmaf(score, scale, -new_max));
+      sum[i] += score;
     }
   }
-  row_sum = fmaf(row_sum, factor, sum);
+  row_sum = fmaf(row_sum, factor, sum[0] + sum[1]);
   row_max = new_max;
   return factor;
 }
@@ -194,11 +211,11 @@ __device__ __forceinline__ void ScaleFragment(const float (&factor)[2],
   }
 }
 
-template <class T>
-__device__ __forceinline__ void PackWeights(const FragmentScores& scores,
-                                            FragmentWeights& weights) {
+template <class T, int kKeyTiles>
+__device__ __forceinline__ void PackWeights(const float (&scores)[kKeyTiles][4],
+                                            uint32_t (&weights)[kKeyTiles / 2][4]) {
 #pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
+  for (int step = 0; step < kKeyTiles / 2; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&pair)[4] = scores[2 * step + i / 2];

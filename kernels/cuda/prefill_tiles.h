@@ -50,36 +50,35 @@ struct PrefillSpan {
   }
 };
 
-// Shared memory holds rows of head_dim 2-byte elements without padding, in chunks of 16 bytes, the
-// chunks of a row permuted such that the same chunk of 8 consecutive rows (aligned to 8) lies in 8
-// different sixteenths of 128 bytes: all 32 banks, once each. This is what ldmatrix reads at once.
+// Shared memory as ldmatrix reads it: rows of head_dim 2-byte elements without padding, in chunks
+// of 16 bytes, the chunks of a row permuted such that the same chunk of 8 consecutive rows (aligned
+// to 8) lies in 8 different sixteenths of 128 bytes: all 32 banks, once each. Rows must alternate
+// between the halves of 128 bytes by themselves, as 192 bytes (head_dim 96) do, so that it is
+// enough when 4 chunks change places with each other.
 template <int kHeadDim>
 struct SwizzledRows {
-  static_assert(kHeadDim % 32 == 0);
+  static_assert(kHeadDim % 64 == 32);
   static constexpr int kChunks = kHeadDim / 8;  // of a row
   static constexpr int kRowBytes = kHeadDim * 2;
-  // Chunks that change places with each other. Rows of 192 bytes (head_dim 96) alternate between
-  // the halves of 128 bytes by themselves, so that 4 are enough, and 8 would leave the row.
-  static constexpr int kPermuted = kChunks % 8 == 0 ? 8 : 4;
 
-  AUGUR_HOST_DEVICE static constexpr int KeyOf(int row) {
-    return kPermuted == 8 ? row % 8 : row / 2 % 4;
-  }
   // Byte offset of a chunk.
   AUGUR_HOST_DEVICE static constexpr int OffsetOf(int row, int chunk) {
-    return (row * kChunks + (chunk ^ KeyOf(row))) * 16;
+    return (row * kChunks + (chunk ^ row / 2 % 4)) * 16;
   }
   // From the address of chunk 0 or 1 of a row to the one `chunks` (even) further; rows 8 apart lie
   // 8 * kRowBytes apart. The first row must be aligned to 128 bytes.
   AUGUR_HOST_DEVICE static constexpr uint32_t Advance(uint32_t address, int chunks) {
-    return (address ^ (chunks % kPermuted * 16)) + chunks / kPermuted * kPermuted * 16;
+    return (address ^ (chunks % 4 * 16)) + chunks / 4 * 4 * 16;
   }
 };
 
-// Shared memory as warpgroup products read it, swizzled over 128 bytes: 64 rows of a page's K or V
+// Warpgroup products take pages in pairs, from block 0 on: a softmax's update is one a pair.
+inline constexpr int kPairTokens = 2 * kBlockTokens;
+
+// Shared memory as warpgroup products read it, swizzled over 128 bytes: 128 rows of a pair's K or V
 // in columns of 64 elements (128 bytes a row), one column behind the other. Columns must be aligned
 // to 1024 bytes.
-inline constexpr int kSwizzledColumnBytes = kBlockTokens * 128;
+inline constexpr int kSwizzledColumnBytes = kPairTokens * 128;
 
 // Byte offset of a chunk of 16 bytes.
 AUGUR_HOST_DEVICE constexpr int SwizzledColumnOffset(int row, int chunk) {

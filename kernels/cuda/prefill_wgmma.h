@@ -17,10 +17,10 @@
 
 namespace augur::kernels {
 
-// Matrices of 2-byte elements in shared memory as SwizzledColumns lays them out. Fields: address,
-// leading and stride byte offset in units of 16 bytes, and 1 << 62 for swizzling over 128 bytes.
-// Stride: from 8 rows to the next 8, in both orders below. Leading: from 64 columns to the next 64
-// when the columns are the product's (V); not read when a step takes 16 of 64 columns (K).
+// Matrices of 2-byte elements in shared memory as SwizzledColumnOffset lays them out. Fields:
+// address, leading and stride byte offset in units of 16 bytes, and 1 << 62 for swizzling over 128
+// bytes. Stride: from 8 rows to the next 8, in both orders below. Leading: from 64 columns to the
+// next 64 when the columns are the product's (V); not read when a step takes 16 of 64 columns (K).
 __device__ inline uint64_t SharedMatrix(uint32_t address) {
   constexpr uint64_t kLeading = kSwizzledColumnBytes / 16, kStride = 8 * 128 / 16;
   return (uint64_t{1} << 62) | (kStride << 32) | (kLeading << 16) | ((address & 0x3ffff) >> 4);
@@ -153,12 +153,10 @@ __device__ inline void WaitAt(uint32_t barrier, int parity) {
   }
 }
 
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until at most kPending of this thread's committed groups of CopyChunk are under way.
-template <int kPending>
-__device__ inline void WaitForCopyGroups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Arrives when all of this thread's copies (CopyChunk) so far are there. Products need a
+// PublishToProducts() behind the wait for the barrier.
+__device__ inline void ArriveAfterCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // By all threads of a warpgroup.

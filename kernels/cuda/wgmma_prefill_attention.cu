@@ -1,7 +1,11 @@
-// The arithmetic is that of prefill_attention.cu. Two or three warpgroups of a CTA have 64 rows
+// The arithmetic is that of prefill_attention.cu, but for one softmax's update a pair of pages
+// (from block 0 on; a page that the tile does not reach counts as masked) instead of one a page. A
+// CTA stays on its SM and takes one tile after the other. Two warpgroups have 64 rows of a tile
 // each; their queries and p are fragments in registers, K and V operands in shared memory. One more
-// warpgroup copies pages ahead of them. Scores of a page are under way together with the values of
-// the page before it, and while they run the warpgroup works on its softmax.
+// warpgroup copies operands ahead of them, into the next tile. Scores of a pair are under way
+// together with the values of the pair before it, and while they run the warpgroup works on its
+// softmax.
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 
@@ -20,60 +24,91 @@ namespace {
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;
+constexpr int kConsumers = 2;  // warpgroups; the producer comes behind them
+constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kTileRows = kConsumers * kWarpgroupRows;
 
-// Warpgroups of a CTA: consumers, then one producer. Accumulators, queries and p take 144 registers
-// a thread at head_dim 128: two consumers at 240. At 64 they take 96, so that three go at 160; a
-// page is then read from L2 once for 192 rows. All registers of an SM, 65536, are given out: the
-// launch gives every thread the same number, then consumers take what the producer leaves.
+// Accumulators, queries and p take 192 registers a thread at head_dim 128; at 40 the producer
+// spills. All registers of an SM, 65536, are given out: the launch gives every thread the same
+// number, then consumers take what the producer leaves.
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+constexpr int kConsumerRegisters = 224;
+constexpr int kProducerRegisters = 56;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+              (kConsumers + 1) * kLaunchRegisters);
+
+// Operands (a pair's K or V) in shared memory: 192 KiB at head_dim 128. Consumers hold two (a
+// pair's V and the next one's K), the others are on their way.
+constexpr int kStages = 6;
+constexpr int kPageRowsBytes = kBlockTokens * 128;  // from a pair's first page to its second one
+// Tiles that are known to the CTA: the producer is up to one ahead.
+constexpr int kTilesAhead = 2;
+
+// Named barriers; 0 is __syncthreads().
+constexpr int kProducerBarrier = 1;
+constexpr int kTurnBarrier = 2;  // and 3: a consumer's turn
+
+// A tile as the producer hands it to the consumers; num_pages 0 ends the work.
 template <int kHeadDim>
-struct Roles {
-  static constexpr int kConsumers = kHeadDim == 128 ? 2 : 3;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kTileRows = kConsumers * kWarpgroupRows;
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
-                (kConsumers + 1) * kLaunchRegisters);
+struct SharedTurn {
+  TileRows tile;
+  int first_bad[kHeadDim];
 };
 
-constexpr int kStages = 6;  // pages in shared memory: 192 KiB at head_dim 128
-// Pages whose copies are under way behind the one that is waited for. Consumers hold two stages
-// each, so at least two more than these keep both sides going.
-constexpr int kCopiesAhead = 3;
-static_assert(kStages >= kCopiesAhead + 2);
-
 template <int kHeadDim>
-struct SharedTile {
-  static constexpr int kHalfPageBytes = kBlockTokens * kHeadDim * 2;  // K or V
-  static constexpr int kPageBytes = 2 * kHalfPageBytes;
-  static constexpr int kFirstBadOffset = kStages * kPageBytes;
-  static constexpr int kTileOffset = kFirstBadOffset + kHeadDim * static_cast<int>(sizeof(int));
-  static constexpr int kFullOffset = kTileOffset + static_cast<int>(sizeof(TileRows));
-  static constexpr int kEmptyOffset = kFullOffset + kStages * 8;
-  static constexpr int kBytes = kEmptyOffset + kStages * 8;
-  static_assert(kFullOffset % 8 == 0);
+struct Shared {
+  static constexpr int kHalfPageBytes = kBlockTokens * kHeadDim * 2;  // K or V in memory
+  static constexpr int kOperandBytes = kPairTokens * kHeadDim * 2;
+  static constexpr int kTurnOffset = kStages * kOperandBytes;
+  static constexpr int kBarrierOffset =
+      kTurnOffset + kTilesAhead * static_cast<int>(sizeof(SharedTurn<kHeadDim>));
+  static constexpr int kBytes = kBarrierOffset + (kStages + kTilesAhead) * 2 * 8;
+  static_assert(kBarrierOffset % 8 == 0);
+
+  __device__ static SharedTurn<kHeadDim>& Turn(std::byte* shared, int turn) {
+    return reinterpret_cast<SharedTurn<kHeadDim>*>(shared + kTurnOffset)[turn % kTilesAhead];
+  }
 };
 
-// A stage's two barriers, for the round of a page: full by the producer's threads, empty by the
-// consumers' warps.
-struct Stage {
-  uint32_t data;
+// A place in shared memory with two barriers, and the round in which it holds the n-th thing.
+// Operands: full by the producer's threads, empty by the consumers' warps; tiles likewise.
+struct Place {
   uint32_t full;
   uint32_t empty;
   int parity;
 };
 
 template <int kHeadDim>
-__device__ __forceinline__ Stage StageOf(uint32_t shared, int page) {
-  using Shared = SharedTile<kHeadDim>;
-  const int index = page % kStages;
-  return {shared + index * Shared::kPageBytes, shared + Shared::kFullOffset + index * 8,
-          shared + Shared::kEmptyOffset + index * 8, page / kStages % 2};
+__device__ __forceinline__ Place OperandPlace(uint32_t shared, int operand) {
+  const uint32_t at = shared + Shared<kHeadDim>::kBarrierOffset + operand % kStages * 16;
+  return {at, at + 8, operand / kStages % 2};
 }
 
-// Calls body(i, offset in its half page) for this thread's chunks of K or V: chunk thread +
-// i * kWarpgroup in the order of global memory.
+template <int kHeadDim>
+__device__ __forceinline__ Place TilePlace(uint32_t shared, int turn) {
+  const uint32_t at =
+      shared + Shared<kHeadDim>::kBarrierOffset + (kStages + turn % kTilesAhead) * 16;
+  return {at, at + 8, turn / kTilesAhead % 2};
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ int OperandOffset(int operand) {
+  return operand % kStages * Shared<kHeadDim>::kOperandBytes;
+}
+
+template <int kBarrier, int kArrivals>
+__device__ __forceinline__ void SyncNamed(int next = 0) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kBarrier + next), "n"(kArrivals) : "memory");
+}
+
+template <int kBarrier, int kArrivals>
+__device__ __forceinline__ void ArriveNamed(int next) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(kBarrier + next), "n"(kArrivals) : "memory");
+}
+
+// Calls body(i, offset in its operand) for this thread's chunks of one page's K or V: chunk thread
+// + i * kWarpgroup in the order of global memory.
 template <int kHeadDim, class Body>
 __device__ __forceinline__ void ForOwnChunks(Body&& body) {
   constexpr int kChunks = kHeadDim / 8;
@@ -87,16 +122,13 @@ __device__ __forceinline__ void ForOwnChunks(Body&& body) {
 }
 
 template <int kHeadDim>
-__device__ __forceinline__ void CopyPage(const std::byte* page, uint32_t to_shared) {
-  constexpr int kHalfPageBytes = SharedTile<kHeadDim>::kHalfPageBytes;
-  const std::byte* const from = page + threadIdx.x % kWarpgroup * 16;
-  ForOwnChunks<kHeadDim>([&](int i, int offset) {
-    CopyChunk(to_shared + offset, from + i * kWarpgroup * 16);
-    CopyChunk(to_shared + kHalfPageBytes + offset, from + kHalfPageBytes + i * kWarpgroup * 16);
-  });
+__device__ __forceinline__ void CopyHalfPage(const std::byte* from, uint32_t to_shared) {
+  from += threadIdx.x % kWarpgroup * 16;
+  ForOwnChunks<kHeadDim>(
+      [&](int i, int offset) { CopyChunk(to_shared + offset, from + i * kWarpgroup * 16); });
 }
 
-// As in prefill_attention.cu, over the chunks of V that this thread copied.
+// As in prefill_attention.cu, over the chunks of one page's V that this thread copied.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, int* first_bad) {
   constexpr int kChunks = kHeadDim / 8;
@@ -111,34 +143,125 @@ __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, in
   }
 }
 
+// Starts the copy of a pair's K or V. Of a pair whose second page the tile does not reach, V gets
+// zeros there, which p = 0 may meet; K is masked, whatever it is.
+template <int kHeadDim>
+__device__ __forceinline__ void CopyOperand(const std::byte* const (&pages)[2], bool is_values,
+                                            std::byte* shared, int operand) {
+  constexpr int kHalfPageBytes = Shared<kHeadDim>::kHalfPageBytes;
+  const int offset = OperandOffset<kHeadDim>(operand);
+  const uint32_t to = SharedAddress(shared) + offset;
+  const int from = is_values ? kHalfPageBytes : 0;
+  CopyHalfPage<kHeadDim>(pages[0] + from, to);
+  if (pages[1] != nullptr) {
+    CopyHalfPage<kHeadDim>(pages[1] + from, to + kPageRowsBytes);
+  } else if (is_values) {
+    std::byte* const values = shared + offset + kPageRowsBytes;
+    ForOwnChunks<kHeadDim>([&](int, int chunk_offset) {
+      *reinterpret_cast<uint4*>(values + chunk_offset) = uint4{0, 0, 0, 0};
+    });
+  }
+}
+
+// Cleans this thread's share of a pair's V, `pair` of the tile, in those of its pages that some row
+// of the tile does not see in whole.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void CleanPair(SharedTurn<kHeadDim>& turn, std::byte* values, int pair) {
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const int page = 2 * pair + half;
+    if (page < turn.tile.first_masked_page || page >= turn.tile.num_pages) continue;
+    CleanValues<T, kHeadDim>(values + half * kPageRowsBytes, page * kBlockTokens, turn.first_bad);
+  }
+}
+
+// The tile's pairs: K, V, K, V... `operand` counts over all tiles.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void CopyTile(SharedTurn<kHeadDim>& turn, std::byte* shared,
+                                         int operand) {
+  const int num_pages = turn.tile.num_pages;
+  const int num_operands = (num_pages + 1) / 2 * 2;
+  const std::byte* const* const list = turn.tile.pages;
+  // Read a step before its copy: it takes a while.
+  const std::byte* next[2] = {list[0], num_pages > 1 ? list[1] : nullptr};
+  const std::byte* pages[2];
+#pragma unroll 1
+  for (int step = 0; step < num_operands; ++step) {
+    const Place place = OperandPlace<kHeadDim>(SharedAddress(shared), operand + step);
+    WaitAt(place.empty, place.parity ^ 1);
+    const int page = step / 2 * 2;
+    if (step % 2 == 0) {
+      pages[0] = next[0];
+      pages[1] = next[1];
+      if (page + 2 < num_pages) next[0] = list[page + 2];
+      next[1] = page + 3 < num_pages ? list[page + 3] : nullptr;
+    }
+    CopyOperand<kHeadDim>(pages, step % 2 == 1, shared, operand + step);
+    if (step % 2 == 1 && page + 1 >= turn.tile.first_masked_page) {
+      WaitForCopies();
+      CleanPair<T>(turn, shared + OperandOffset<kHeadDim>(operand + step), page / 2);
+      ArriveAt(place.full);
+    } else {
+      ArriveAfterCopies(place.full);
+    }
+  }
+}
+
+// Queries come from memory, and the consumers wait for them: this far ahead they reach the L2.
+template <int kHeadDim>
+__device__ __forceinline__ void PrefetchQueries(const PagedAttentionParams& params,
+                                                const TileRows& tile) {
+  static_assert(kTileRows == kWarpgroup);
+  const int packed = tile.span.begin + threadIdx.x % kWarpgroup;
+  if (packed >= tile.span.end) return;
+  const int64_t token = tile.first_row + packed / tile.span.group;
+  const int head = tile.first_head + packed % tile.span.group;
+  const float* const from = params.q + token * params.q_stride + head * kHeadDim;
+#pragma unroll
+  for (int i = 0; i < kHeadDim; i += 32) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+  }
+}
+
 // The producer's whole work.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void CopyPages(const TileRows& tile, std::byte* shared) {
-  using Shared = SharedTile<kHeadDim>;
+__device__ __forceinline__ void Produce(const PagedAttentionParams& params, PrefillTurns* turns,
+                                        std::byte* shared) {
   const uint32_t shared_address = SharedAddress(shared);
-  int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
-  const std::byte* next = tile.pages[0];  // read a step before its copy: it takes a while
+  const int thread = threadIdx.x % kWarpgroup;
+  const int total = CountTiles<kTileRows>(params) * params.num_kv_heads;
+  int next = blockIdx.x;  // right in thread 0
+  int operand = 0;
 #pragma unroll 1
-  for (int step = 0; step < tile.num_pages + kCopiesAhead; ++step) {
-    if (step < tile.num_pages) {
-      const std::byte* const from = next;
-      if (step + 1 < tile.num_pages) next = tile.pages[step + 1];
-      const Stage stage = StageOf<kHeadDim>(shared_address, step);
-      WaitAt(stage.empty, stage.parity ^ 1);  // of the round before
-      CopyPage<kHeadDim>(from, stage.data);
+  for (int n = 0;; ++n) {
+    const Place place = TilePlace<kHeadDim>(shared_address, n);
+    WaitAt(place.empty, place.parity ^ 1);
+    SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
+    if (thread < kHeadDim) turn.first_bad[thread] = INT_MAX;
+    if (thread < 32) {
+      const int index = __shfl_sync(kAllLanes, next, 0);
+      // Heads of a tile run side by side; the last tiles of a segment, the longest ones, come
+      // first.
+      if (index < total) {
+        const Tile tile = FindTile<kTileRows>(params, (total - 1 - index) / params.num_kv_heads);
+        if (thread == 0) {
+          turn.tile = RowsOf<kTileRows>(params, tile, index % params.num_kv_heads);
+          next = gridDim.x + atomicAdd(&turns->next, 1u);
+        }
+      } else if (thread == 0) {
+        turn.tile.num_pages = 0;
+      }
     }
-    CommitCopies();  // behind the last page empty groups, which keep the count
-    const int page = step - kCopiesAhead;
-    if (page < 0) continue;
-    WaitForCopyGroups<kCopiesAhead>();
-    if (page >= tile.first_masked_page) {
-      std::byte* const values =
-          shared + page % kStages * Shared::kPageBytes + Shared::kHalfPageBytes;
-      CleanValues<T, kHeadDim>(values, page * kBlockTokens, first_bad);
-    }
-    PublishToProducts();
-    ArriveAt(StageOf<kHeadDim>(shared_address, page).full);
+    SyncNamed<kProducerBarrier, kWarpgroup>();
+    ArriveAt(place.full);
+    if (turn.tile.num_pages == 0) break;
+    PrefetchQueries<kHeadDim>(params, turn.tile);
+    CopyTile<T, kHeadDim>(turn, shared, operand);
+    operand += (turn.tile.num_pages + 1) / 2 * 2;
   }
+  if (thread != 0) return;
+  __threadfence();
+  if (atomicAdd(&turns->done, 1u) == gridDim.x - 1) *turns = {};  // for the next launch
 }
 
 template <int kHeadDim>
@@ -173,9 +296,12 @@ __device__ __forceinline__ void LoadQueries(const PagedAttentionParams& params,
   }
 }
 
+using PairScores = FragmentScores<kPairTokens>;
+using PairWeights = FragmentWeights<kPairTokens>;
+
 template <class T, int kHeadDim>
 __device__ __forceinline__ void StartScores(const Queries<kHeadDim>& queries, uint32_t keys,
-                                            FragmentScores& scores) {
+                                            PairScores& scores) {
   FenceRegisters();
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
@@ -186,164 +312,202 @@ __device__ __forceinline__ void StartScores(const Queries<kHeadDim>& queries, ui
 }
 
 template <class T, int kHeadDim>
-__device__ __forceinline__ void StartValues(const FragmentWeights& weights, uint32_t values,
+__device__ __forceinline__ void StartValues(const PairWeights& weights, uint32_t values,
                                             FragmentRows<kHeadDim>& rows) {
   FenceRegisters();
 #pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
+  for (int step = 0; step < kPairTokens / 16; ++step) {
     StartProduct<T, true>(rows.out, weights[step], SharedMatrix(values + step * 16 * 128), true);
   }
   CommitProducts();
 }
 
-// This warp has left the page.
+// This warp has left the operand.
 template <int kHeadDim>
-__device__ __forceinline__ void Leave(uint32_t shared, int page) {
-  if (threadIdx.x % 32 == 0) ArriveAt(StageOf<kHeadDim>(shared, page).empty);
+__device__ __forceinline__ void Leave(uint32_t shared, int operand) {
+  if (threadIdx.x % 32 == 0) ArriveAt(OperandPlace<kHeadDim>(shared, operand).empty);
 }
 
 template <int kHeadDim>
-__device__ __forceinline__ uint32_t WaitForPage(uint32_t shared, int page) {
-  const Stage stage = StageOf<kHeadDim>(shared, page);
-  WaitAt(stage.full, stage.parity);
-  return stage.data;
+__device__ __forceinline__ uint32_t WaitForOperand(uint32_t shared, int operand) {
+  const Place place = OperandPlace<kHeadDim>(shared, operand);
+  WaitAt(place.full, place.parity);
+  PublishToProducts();
+  return shared + OperandOffset<kHeadDim>(operand);
 }
 
-// A consumer's pages; `begin` is the warp's first packed row. The warpgroup's products need all its
-// warps, so they go to its last row's page together.
+// Consumers start their products in turns, so that one's softmax runs beside the other's products.
+// Both take a turn at every pair of a tile.
+__device__ __forceinline__ void WaitForTurn() {
+  SyncNamed<kTurnBarrier, kConsumers * kWarpgroup>(threadIdx.x / kWarpgroup);
+}
+__device__ __forceinline__ void PassTurn() {
+  ArriveNamed<kTurnBarrier, kConsumers * kWarpgroup>(1 - threadIdx.x / kWarpgroup);
+}
+
+// Scores -> p, masked where the pair needs it.
+__device__ __forceinline__ void WeighPair(const TileRows& tile, int begin, int pair, float scale,
+                                          PairScores& scores, float (&factor)[2], float (&max)[2],
+                                          float (&sum)[2]) {
+  if (2 * pair + 1 >= tile.first_masked_page) {
+    MaskFragment(tile.span, begin, pair * kPairTokens, scores);
+  }
+  factor[0] = WeighRow(scores, 0, scale, max[0], sum[0]);
+  factor[1] = WeighRow(scores, 1, scale, max[1], sum[1]);
+}
+
+// A consumer's pairs, at least one; `begin` is the warp's first packed row. The warpgroup's
+// products need all its warps, so they go to its last row's page together. The tile's operands
+// begin with number `operand`.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void AttendPages(const TileRows& tile, int own_pages, int begin,
-                                            float scale, uint32_t shared,
+__device__ __forceinline__ void AttendPairs(const TileRows& tile, int own_pairs, int begin,
+                                            float scale, uint32_t shared, int operand,
                                             const Queries<kHeadDim>& queries,
                                             FragmentRows<kHeadDim>& rows) {
-  constexpr int kHalfPageBytes = SharedTile<kHeadDim>::kHalfPageBytes;
-  FragmentScores scores;
-  FragmentWeights weights;
+  PairScores scores;
+  PairWeights weights;
   float factor[2];
-  uint32_t data = WaitForPage<kHeadDim>(shared, 0);
+  uint32_t data = WaitForOperand<kHeadDim>(shared, operand);
+  WaitForTurn();
   StartScores<T, kHeadDim>(queries, data, scores);
+  PassTurn();
   WaitForProducts<0>();
   KeepInOrder(scores);
-  if (tile.first_masked_page <= 0) MaskFragment(tile.span, begin, 0, scores);
-  factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
-  factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
+  Leave<kHeadDim>(shared, operand);
+  WeighPair(tile, begin, 0, scale, scores, factor, rows.max, rows.sum);
   PackWeights<T>(scores, weights);
 #pragma unroll 1
-  for (int page = 1; page < own_pages; ++page) {
-    const uint32_t values = data + kHalfPageBytes;
-    data = WaitForPage<kHeadDim>(shared, page);
+  for (int pair = 1; pair < own_pairs; ++pair) {
+    operand += 2;
+    data = WaitForOperand<kHeadDim>(shared, operand);
+    WaitForTurn();
     StartScores<T, kHeadDim>(queries, data, scores);
-    StartValues<T, kHeadDim>(weights, values, rows);
+    data = WaitForOperand<kHeadDim>(shared, operand - 1);
+    StartValues<T, kHeadDim>(weights, data, rows);
+    PassTurn();
     WaitForProducts<1>();
     KeepInOrder(scores);
-    if (page >= tile.first_masked_page) MaskFragment(tile.span, begin, page, scores);
-    factor[0] = WeighRow(scores, 0, scale, rows.max[0], rows.sum[0]);
-    factor[1] = WeighRow(scores, 1, scale, rows.max[1], rows.sum[1]);
+    Leave<kHeadDim>(shared, operand);
+    WeighPair(tile, begin, pair, scale, scores, factor, rows.max, rows.sum);
     KeepInOrder(scores);
     FinishBefore(rows.sum[0] + rows.sum[1], shared);
     WaitForProducts<0>();
     KeepInOrder(rows.out);
-    Leave<kHeadDim>(shared, page - 1);
+    Leave<kHeadDim>(shared, operand - 1);
     ScaleFragment(factor, rows);
     PackWeights<T>(scores, weights);
   }
-  StartValues<T, kHeadDim>(weights, data + kHalfPageBytes, rows);
+  data = WaitForOperand<kHeadDim>(shared, operand + 1);
+  StartValues<T, kHeadDim>(weights, data, rows);
   WaitForProducts<0>();
   KeepInOrder(rows.out);
-  Leave<kHeadDim>(shared, own_pages - 1);
+  Leave<kHeadDim>(shared, operand + 1);
 }
 
 template <class T, int kHeadDim>
-__device__ __forceinline__ void AttendTile(const PagedAttentionParams& params, const TileRows& tile,
-                                           std::byte* shared) {
-  const uint32_t shared_address = SharedAddress(shared);
+__device__ __forceinline__ void AttendTile(const PagedAttentionParams& params,
+                                           const SharedTurn<kHeadDim>& turn, uint32_t shared,
+                                           int operand) {
+  const TileRows& tile = turn.tile;
   const int warpgroup_begin = tile.span.begin + threadIdx.x / kWarpgroup * kWarpgroupRows;
   PrefillSpan span = tile.span;
   span.begin = min(warpgroup_begin, span.end);
   span.end = min(warpgroup_begin + kWarpgroupRows, span.end);
-  const int own_pages = span.NumPages();
+  const int own_pairs = (span.NumPages() + 1) / 2;
   const int begin = warpgroup_begin + threadIdx.x % kWarpgroup / 32 * kFragmentRows;
-  if (own_pages > 0) {
+  if (own_pairs > 0) {
     Queries<kHeadDim> queries;
     LoadQueries<T, kHeadDim>(params, tile, begin, queries);
     FragmentRows<kHeadDim> rows;
     Clear(rows);
-    AttendPages<T, kHeadDim>(tile, own_pages, begin, params.scale * kLog2E, shared_address, queries,
-                             rows);
-    const int* const first_bad =
-        reinterpret_cast<const int*>(shared + SharedTile<kHeadDim>::kFirstBadOffset);
-    WriteFragment(params, tile, begin, first_bad, rows);
+    AttendPairs<T, kHeadDim>(tile, own_pairs, begin, params.scale * kLog2E, shared, operand,
+                             queries, rows);
+    WriteFragment(params, tile, begin, turn.first_bad, rows);
   }
-  for (int page = own_pages; page < tile.num_pages; ++page) {  // others' pages
-    WaitForPage<kHeadDim>(shared_address, page);
-    Leave<kHeadDim>(shared_address, page);
+  const int num_pairs = (tile.num_pages + 1) / 2;
+  for (int pair = own_pairs; pair < num_pairs; ++pair) {  // the other's
+    WaitForTurn();
+    PassTurn();
+    for (int i = 0; i < 2; ++i) {
+      WaitForOperand<kHeadDim>(shared, operand + 2 * pair + i);
+      Leave<kHeadDim>(shared, operand + 2 * pair + i);
+    }
   }
 }
 
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(Roles<kHeadDim>::kThreads, 1)
-    WgmmaPrefillAttentionKernel(PagedAttentionParams params) {
+__device__ __forceinline__ void Consume(const PagedAttentionParams& params, std::byte* shared) {
+  const uint32_t shared_address = SharedAddress(shared);
+  if (threadIdx.x / kWarpgroup == 1) PassTurn();  // the first one is warpgroup 0's
+  int operand = 0;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    const Place place = TilePlace<kHeadDim>(shared_address, n);
+    WaitAt(place.full, place.parity);
+    const SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
+    const int num_pages = turn.tile.num_pages;
+    if (num_pages == 0) break;
+    AttendTile<T, kHeadDim>(params, turn, shared_address, operand);
+    operand += (num_pages + 1) / 2 * 2;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ArriveAt(place.empty);
+  }
+}
+
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    WgmmaPrefillAttentionKernel(PagedAttentionParams params, PrefillTurns* turns) {
   WaitForPrevious();
-  using Shared = SharedTile<kHeadDim>;
-  using Role = Roles<kHeadDim>;
   extern __shared__ __align__(1024) std::byte shared[];
-  // The order of prefill_attention.cu.
-  const int kv_head = blockIdx.x % params.num_kv_heads;
-  const int num_tiles = gridDim.x / params.num_kv_heads;
-  const Tile found =
-      FindTile<Role::kTileRows>(params, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
-  if (found.segment < 0) return;
-  TileRows& tile = *reinterpret_cast<TileRows*>(shared + Shared::kTileOffset);
-  int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
-  for (int i = threadIdx.x; i < kHeadDim; i += Role::kThreads) first_bad[i] = INT_MAX;
   if (threadIdx.x == 0) {
     if (SharedAddress(shared) % 1024 != 0) __trap();  // swizzling goes by addresses
-    tile = RowsOf<Role::kTileRows>(params, found, kv_head);
     for (int i = 0; i < kStages; ++i) {
-      InitBarrier(SharedAddress(shared) + Shared::kFullOffset + i * 8, kWarpgroup);
-      InitBarrier(SharedAddress(shared) + Shared::kEmptyOffset + i * 8,
-                  Role::kConsumers * kWarpgroup / 32);
+      const Place place = OperandPlace<kHeadDim>(SharedAddress(shared), i);
+      InitBarrier(place.full, kWarpgroup);
+      InitBarrier(place.empty, kConsumerWarps);
+    }
+    for (int i = 0; i < kTilesAhead; ++i) {
+      const Place place = TilePlace<kHeadDim>(SharedAddress(shared), i);
+      InitBarrier(place.full, kWarpgroup);
+      InitBarrier(place.empty, kConsumerWarps);
     }
   }
   __syncthreads();
-  if (threadIdx.x >= Role::kConsumers * kWarpgroup) {
-    LowerRegisters<Role::kProducerRegisters>();
-    CopyPages<T, kHeadDim>(tile, shared);
+  if (threadIdx.x >= kConsumers * kWarpgroup) {
+    LowerRegisters<kProducerRegisters>();
+    Produce<T, kHeadDim>(params, turns, shared);
   } else {
-    RaiseRegisters<Role::kConsumerRegisters>();
-    AttendTile<T, kHeadDim>(params, tile, shared);
+    RaiseRegisters<kConsumerRegisters>();
+    Consume<T, kHeadDim>(params, shared);
   }
 }
 
 template <class T, int kHeadDim>
-void Launch(const PagedAttentionParams& params, cudaStream_t stream) {
+void Launch(const PagedAttentionParams& params, int num_sms, PrefillTurns* turns,
+            cudaStream_t stream) {
   const auto kernel = WgmmaPrefillAttentionKernel<T, kHeadDim>;
-  constexpr int kBytes = SharedTile<kHeadDim>::kBytes;
+  constexpr int kBytes = Shared<kHeadDim>::kBytes;
   AUGUR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int group = params.num_q_heads / params.num_kv_heads;
-  const int tiles =
-      MaxPrefillTiles(params.rows, group, params.num_segments, Roles<kHeadDim>::kTileRows);
-  const LaunchShape shape{.grid = dim3(tiles * params.num_kv_heads),
-                          .block = dim3(Roles<kHeadDim>::kThreads),
+  const int tiles = MaxPrefillTiles(params.rows, group, params.num_segments, kTileRows);
+  const LaunchShape shape{.grid = dim3(std::min(num_sms, tiles * params.num_kv_heads)),
+                          .block = dim3(kThreads),
                           .shared_bytes = kBytes};
-  LaunchKernel(stream, shape, kernel, params);
+  LaunchKernel(stream, shape, kernel, params, turns);
 }
 
 }  // namespace
 
-bool ServesWgmmaPrefillAttention(const PagedAttentionParams& params) {
-  return ServesPrefillAttention(params) && (params.head_dim == 64 || params.head_dim == 128);
-}
-
-void RunWgmmaPrefillAttention(const PagedAttentionParams& params, cudaStream_t stream) {
-  AUGUR_CHECK(ServesWgmmaPrefillAttention(params));
-  AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
-  if (params.rows == 0 || params.num_segments == 0) return;
+void RunWgmmaPrefillAttention(const PagedAttentionParams& params, int num_sms, PrefillTurns* turns,
+                              cudaStream_t stream) {
+  AUGUR_CHECK(params.head_dim == 64 || params.head_dim == 128);
   const bool is_bf16 = params.dtype == DType::kBF16;
   if (params.head_dim == 128) {
-    is_bf16 ? Launch<__nv_bfloat16, 128>(params, stream) : Launch<__half, 128>(params, stream);
+    is_bf16 ? Launch<__nv_bfloat16, 128>(params, num_sms, turns, stream)
+            : Launch<__half, 128>(params, num_sms, turns, stream);
   } else {
-    is_bf16 ? Launch<__nv_bfloat16, 64>(params, stream) : Launch<__half, 64>(params, stream);
+    is_bf16 ? Launch<__nv_bfloat16, 64>(params, num_sms, turns, stream)
+            : Launch<__half, 64>(params, num_sms, turns, stream);
   }
 }
 

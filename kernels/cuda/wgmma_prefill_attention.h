@@ -1,5 +1,5 @@
-// Prefill attention by warpgroup products: the contract and the arithmetic of prefill_attention.h,
-// in another order of additions inside a product.
+// Prefill attention by warpgroup products, for head dims 64 and 128: the contract of
+// prefill_attention.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,15 @@
 
 namespace augur::kernels {
 
-// Of what ServesPrefillAttention() serves, head dims 64 and 128.
-bool ServesWgmmaPrefillAttention(const PagedAttentionParams& params);
-void RunWgmmaPrefillAttention(const PagedAttentionParams& params, cudaStream_t stream);
+// What the CTAs of a launch share: who takes which tile. In device memory, 0 before the first
+// launch; each launch leaves it 0. Launches that share one must not overlap.
+struct PrefillTurns {
+  unsigned next;  // tile that nobody has taken, less one a CTA
+  unsigned done;  // CTAs
+};
+
+// For head dims 64 and 128 of what PrefillAttention serves. One CTA an SM of `num_sms`.
+void RunWgmmaPrefillAttention(const PagedAttentionParams& params, int num_sms, PrefillTurns* turns,
+                              cudaStream_t stream);
 
 }  // namespace augur::kernels
