@@ -68,9 +68,7 @@ void ExpectNoBankConflicts() {
   }
 }
 
-TEST(PrefillTilesTest, EightRowsOfAChunkTakeAllBanks) {
-  ExpectNoBankConflicts<96>();
-}
+TEST(PrefillTilesTest, EightRowsOfAChunkTakeAllBanks) { ExpectNoBankConflicts<96>(); }
 
 TEST(PrefillTilesTest, SwizzledColumnsAreThoseOfTheHardware) {
   std::set<int> offsets;
