@@ -14,13 +14,13 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
   std::unique_ptr<KvMemory> memory(new KvMemory(backend, options));
   KvPools& pools = memory->pools_;
   const KvLayout& layout = options.layout;
-  AUGUR_RETURN_IF_ERROR(memory->Allocate("device pool", "kv_bytes",
-                                         layout.frame_bytes() * pools.num_frames, &pools.device));
+  AUGUR_RETURN_IF_ERROR(memory->AllocateDevice(
+      "device pool", "kv_bytes", layout.frame_bytes() * pools.num_frames, &pools.device));
   if (pools.num_host_blocks > 0) {
     const size_t groups = size_t(pools.num_host_blocks) * layout.num_groups();
-    AUGUR_RETURN_IF_ERROR(memory->Allocate("staging area", "staging_blocks",
-                                           layout.page_bytes * pools.num_staging_pages,
-                                           &pools.staging));
+    AUGUR_RETURN_IF_ERROR(memory->AllocateDevice("staging area", "staging_blocks",
+                                                 layout.page_bytes * pools.num_staging_pages,
+                                                 &pools.staging));
     AUGUR_RETURN_IF_ERROR(
         memory->AllocateHost("host pool", groups * layout.page_bytes, &pools.host));
     AUGUR_RETURN_IF_ERROR(memory->AllocateHost("compressed keys of the host pool",
@@ -54,18 +54,21 @@ KvMemory::~KvMemory() {
   }
 }
 
-absl::Status KvMemory::Allocate(const char* what, const char* knob, size_t bytes, std::byte** to) {
-  *to = static_cast<std::byte*>(backend_->Allocate(bytes));
+absl::Status KvMemory::Keep(void* pool, const char* what, const char* knob, size_t bytes,
+                            std::byte** to) {
+  *to = static_cast<std::byte*>(pool);
   if (*to != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for the ", what, ": ", bytes, " bytes (", knob, ")"));
 }
 
+absl::Status KvMemory::AllocateDevice(const char* what, const char* knob, size_t bytes,
+                                      std::byte** to) {
+  return Keep(backend_->Allocate(bytes), what, knob, bytes, to);
+}
+
 absl::Status KvMemory::AllocateHost(const char* what, size_t bytes, std::byte** to) {
-  *to = static_cast<std::byte*>(backend_->AllocateHost(bytes));
-  if (*to != nullptr) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no memory for the ", what, ": ", bytes, " bytes (host_kv_bytes)"));
+  return Keep(backend_->AllocateHost(bytes), what, "host_kv_bytes", bytes, to);
 }
 
 }  // namespace augur::memory

@@ -43,7 +43,9 @@ class KvMemory {
 
  private:
   KvMemory(kernels::Backend* backend, const KvMemoryOptions& options);
-  absl::Status Allocate(const char* what, const char* knob, size_t bytes, std::byte** to);
+  static absl::Status Keep(void* pool, const char* what, const char* knob, size_t bytes,
+                           std::byte** to);
+  absl::Status AllocateDevice(const char* what, const char* knob, size_t bytes, std::byte** to);
   absl::Status AllocateHost(const char* what, size_t bytes, std::byte** to);
 
   kernels::Backend* const backend_;

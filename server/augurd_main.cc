@@ -20,7 +20,7 @@
 #include "server/stop_request.h"
 #include "server/wire_message.h"
 
-#ifdef AUGUR_WITH_CUDA
+#ifdef AUGUR_HAS_CUDA
 #include "kernels/cuda/cuda_devices.h"
 #endif
 
@@ -46,7 +46,7 @@ void AddKeyFlag(CLI::App* app, const std::string& flag, const std::string& key,
 }
 
 std::string VersionText() {
-#ifdef AUGUR_WITH_CUDA
+#ifdef AUGUR_HAS_CUDA
   return absl::StrCat("augurd " AUGUR_VERSION "\n", kernels::DescribeCuda());
 #else
   return "augurd " AUGUR_VERSION;
@@ -107,12 +107,19 @@ absl::Status CheckModelFolder(const ServerConfig& config, bool required) {
                                                  Quoted(config.model, 512), ", which is not one"));
 }
 
+#ifdef AUGUR_HAS_CUDA
+bool HasCudaDevice() {
+  for (const kernels::CudaDevice& device : kernels::FindCudaDevices()) {
+    if (device.index == 0) return device.runs_our_code;
+  }
+  return false;
+}
+#endif
+
 MachineLimits ReadMachine() {
   MachineLimits machine = ReadMachineLimits();
-#ifdef AUGUR_WITH_CUDA
-  for (const kernels::CudaDevice& device : kernels::FindCudaDevices()) {
-    if (device.index == 0) machine.has_cuda_device = device.runs_our_code;
-  }
+#ifdef AUGUR_HAS_CUDA
+  machine.has_cuda_device = &HasCudaDevice;
 #endif
   return machine;
 }

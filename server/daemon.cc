@@ -280,6 +280,13 @@ std::unique_ptr<kernels::Backend> Daemon::MakeBackend() const {
 #endif
 }
 
+void Daemon::TurnAway() {
+  health_.Set("", false);
+  health_.Set(kServiceName, false);
+  front_.ready.store(0);
+  service_.StopAdmitting();
+}
+
 void Daemon::OnDeviceFailure(const std::string& message) {
   if (!serving_.exchange(false)) {
     PrintFailure("the device failed: " + message);
@@ -296,10 +303,7 @@ void Daemon::OnDeviceFailure(const std::string& message) {
     FlushLogging();
     std::_Exit(kExitBrokenDevice);
   }).detach();
-  health_.Set("", false);
-  health_.Set(kServiceName, false);
-  front_.ready.store(0);
-  service_.StopAdmitting();
+  TurnAway();
   engine_->EndAllWithinStep(absl::UnavailableError("the device failed"));
 }
 
@@ -421,10 +425,7 @@ void Daemon::LogKv() const {
 void Daemon::Drain() {
   spdlog::info("draining open_streams={} limit={}", front_.open_streams.load(),
                FormatDuration(config_.drain_limit_ns));
-  health_.Set("", false);
-  health_.Set(kServiceName, false);
-  front_.ready.store(0);
-  service_.StopAdmitting();
+  TurnAway();
   const int64_t deadline_ns = clock_.NowNs() + config_.drain_limit_ns;
   engine_->BeginDrain(deadline_ns);
   WaitUntilDrained(deadline_ns);

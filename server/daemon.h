@@ -58,6 +58,8 @@ class Daemon {
   ExitCode BecomeReady();
   void LogReady(const engine::ModelInfo& info) const;
   void LogKv() const;
+  // Not ready, and no new work.
+  void TurnAway();
   void Drain();
   void WaitUntilDrained(int64_t deadline_ns);
 

@@ -523,7 +523,10 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
                        " bytes of UTF-8, found the model folder's name; give --served-name"));
     }
   }
-  if (config->device == "auto") config->device = machine.has_cuda_device ? "cuda:0" : "cpu";
+  if (config->device == "auto") {
+    const bool has_cuda = machine.has_cuda_device != nullptr && machine.has_cuda_device();
+    config->device = has_cuda ? "cuda:0" : "cpu";
+  }
   if (config->kv_bytes == 0 && config->device == "cpu") {
     config->kv_bytes = std::clamp<int64_t>(machine.memory_bytes / 4, 1 << 20, kDefaultKvBytes);
   }

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "engine/attention/segment_blocks.h"
+#include "engine/batcher.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
@@ -18,8 +19,6 @@ using kernels::Phase;
 
 // Page list entries that one upload carries: a new sequence of 256 Ki tokens, or any decode step.
 constexpr int kMappedAtOnce = 4096;
-
-int BlocksOf(int tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 bool SameDraw(const kernels::SamplingRow& a, const kernels::SamplingRow& b) {
   return a.temperature == b.temperature && a.top_k == b.top_k && a.top_p == b.top_p &&
@@ -86,7 +85,7 @@ DeviceRunner::DeviceRunner(Backend* backend, const ModelConfig& config,
       options_(options),
       pools_(pools),
       clock_(clock),
-      max_blocks_(BlocksOf(options.max_context)),
+      max_blocks_(BlocksFor(options.max_context)),
       buckets_(DecodeBuckets(options.max_segments)),
       classes_(LengthClasses(max_blocks_)),
       page_tables_(options.max_segments) {
@@ -214,7 +213,7 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   } else {
     RunOps(backend_, shape, tables->device());
   }
-  return CopyTokens(as_graph ? graph.first : shape.sampled);
+  return CopyTokens(shape.sampled);
 }
 
 // Decode rows first, in order of segments, then the prompts' pieces.
@@ -226,8 +225,8 @@ DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
     if (answered_[i] >= 0) continue;
     const int end = segment.rows.first_position + segment.rows.num_rows;
     AUGUR_CHECK(segment.rows.num_rows > 0 && end <= options_.max_context);
-    const int table = page_tables_.TableOf(*segment.kv, BlocksOf(end), step_, &mapped_);
-    shape.max_blocks = std::max(shape.max_blocks, BlocksOf(end));
+    const int table = page_tables_.TableOf(*segment.kv, EndBlock(segment.rows), step_, &mapped_);
+    shape.max_blocks = std::max(shape.max_blocks, EndBlock(segment.rows));
     for (int row = segment.rows.num_rows - GeneratedRows(segment); row < segment.rows.num_rows;
          ++row) {
       pieces_.push_back({&segment, row, 1, table});
@@ -280,7 +279,7 @@ void DeviceRunner::PutRows(const StepArrays& host, int index, const kernels::Seg
                            int table) const {
   std::byte** const lists = page_lists_ + size_t(table) * pools_.layout.num_groups() * max_blocks_;
   host.append[index] = {.rows = rows,
-                        .pages = lists + rows.first_position / kBlockTokens,
+                        .pages = lists + FirstBlock(rows),
                         .block_stride = 1,
                         .head_stride = max_blocks_};
   host.attend[index] = {.rows = rows, .pages = lists, .list_stride = max_blocks_};
@@ -343,9 +342,9 @@ void DeviceRunner::LaunchAhead() {
     GraphRow& row = ahead_rows_[i];
     PutPadding(host, i);
     if (row.kv == nullptr) continue;
-    const int blocks = row.position / kBlockTokens + 1;
-    PutRows(host, i, {.first_row = i, .num_rows = 1, .first_position = row.position},
-            page_tables_.TableOf(*row.kv, blocks, step_, &mapped_));
+    const kernels::Segment one{.first_row = i, .num_rows = 1, .first_position = row.position};
+    const int blocks = EndBlock(one);
+    PutRows(host, i, one, page_tables_.TableOf(*row.kv, blocks, step_, &mapped_));
     host.sampling[i] = row.sampling;
     row.kv = nullptr;
     shape.max_blocks = std::max(shape.max_blocks, blocks);
@@ -355,7 +354,7 @@ void DeviceRunner::LaunchAhead() {
   decode_tables_->Upload();
   backend_->Copy(decode_tables_->device().token_ids, device_tokens_, rows * sizeof(int32_t));
   backend_->Launch(*graphs_.at(graph));
-  ahead_ = CopyTokens(graph.first);
+  ahead_ = CopyTokens(rows);
 }
 
 void DeviceRunner::UploadMapped() {
@@ -406,7 +405,7 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
 void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& shape,
                                 const StepArrays& device) {
   const int64_t offset = int64_t{layer} * config_.num_kv_heads * max_blocks_;
-  const int stride = config_.q_width() + 2 * config_.kv_width();
+  const int stride = layers_->qkv_stride();
   backend->RopeAppend({.qkv = layers_->qkv(),
                        .segments = device.append,
                        .num_segments = shape.segments,

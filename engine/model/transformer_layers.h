@@ -51,7 +51,8 @@ class TransformerLayers {
   void SampleHead(kernels::Backend* backend, const int32_t* row_ids,
                   const kernels::SamplingRow* sampling, int rows, int32_t* tokens) const;
 
-  float* qkv() const { return qkv_; }               // [max_rows, qkv_stride]
+  float* qkv() const { return qkv_; }  // [max_rows, qkv_stride]
+  int qkv_stride() const { return options_.qkv_stride; }
   void* normed() const { return normed_; }          // [max_rows, hidden] of activation_dtype()
   void* attended() const { return attended_; }      // [max_rows, q width] likewise
   const float* logits() const { return logits_; }   // [max_sampled, vocab]

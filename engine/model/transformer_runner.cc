@@ -1,9 +1,7 @@
 #include "engine/model/transformer_runner.h"
 
-#include <cmath>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
