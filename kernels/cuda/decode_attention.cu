@@ -2,7 +2,6 @@
 #include <climits>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/check.h"
 #include "kernels/cuda/decode_attention.h"
@@ -10,6 +9,7 @@
 #include "kernels/cuda/decode_runs.h"
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/warp_math.h"
 
 namespace augur::kernels {
 namespace {
@@ -94,47 +94,8 @@ struct WarpState {
   float total[2];    // of this lane's keys
 };
 
-// 2^x, subnormal results flushed; -inf gives 0, NaN stays.
-__device__ inline float PowerOfTwo(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // An exponent that may be subtracted from -inf: nothing seen yet counts as 0.
 __device__ inline float FiniteBase(float largest) { return largest == -INFINITY ? 0.0f : largest; }
-
-template <class T>
-__device__ inline uint32_t PackPair(float low, float high);
-template <>
-__device__ inline uint32_t PackPair<__nv_bfloat16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <>
-__device__ inline uint32_t PackPair<__half>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// c += a b: a 16 x 16, b 16 x 8.
-template <class T>
-__device__ inline void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                   uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
 
 // The query heads of a list as the left side of the products with K.
 template <class T, int kHeadDim>
@@ -225,12 +186,12 @@ __device__ inline void WeighKeys(float (&scores)[2][4], WarpState<kHeadDim>& sta
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     largest = fmaxf(largest, state.largest[half]);
     const float base = FiniteBase(largest);
-    rescale[half] = PowerOfTwo(state.largest[half] - base);
+    rescale[half] = FastExp2(state.largest[half] - base);
     state.largest[half] = largest;
-    s0 = PowerOfTwo(s0 - base);
-    s1 = PowerOfTwo(s1 - base);
-    s2 = PowerOfTwo(s2 - base);
-    s3 = PowerOfTwo(s3 - base);
+    s0 = FastExp2(s0 - base);
+    s1 = FastExp2(s1 - base);
+    s2 = FastExp2(s2 - base);
+    s3 = FastExp2(s3 - base);
     state.total[half] = state.total[half] * rescale[half] + ((s0 + s1) + (s2 + s3));
   }
   // Usually no row has a new largest: the products with 1 would change nothing.
@@ -335,7 +296,7 @@ __device__ inline Partial NoPartial() {
 __device__ inline void Fold(const Partial& next, Partial& into) {
   const float largest = fmaxf(into.weight.x, next.weight.x);
   const float base = FiniteBase(largest);
-  const float a = PowerOfTwo(into.weight.x - base), b = PowerOfTwo(next.weight.x - base);
+  const float a = FastExp2(into.weight.x - base), b = FastExp2(next.weight.x - base);
   into.weight = make_float2(largest, __fmaf_rn(into.weight.y, a, __fmul_rn(next.weight.y, b)));
   into.sum.x = __fmaf_rn(into.sum.x, a, __fmul_rn(next.sum.x, b));
   into.sum.y = __fmaf_rn(into.sum.y, a, __fmul_rn(next.sum.y, b));
@@ -354,10 +315,10 @@ __device__ inline float ScaleOfWarp(const ListRun& run, int warp, int row,
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < kPageWarps; ++w) {
-    total += weights[w][row].y * PowerOfTwo(weights[w][row].x - base);
+    total += weights[w][row].y * FastExp2(weights[w][row].x - base);
   }
   if (warp == 0 && threadIdx.x % 4 == 0) run_weights[row] = make_float2(largest, total);
-  const float scale = PowerOfTwo(weights[warp][row].x - base);
+  const float scale = FastExp2(weights[warp][row].x - base);
   return run.num_runs == 1 ? scale / total : scale;
 }
 

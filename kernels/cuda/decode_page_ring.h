@@ -10,13 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/warp_math.h"
 #include "kernels/kv_page.h"
 
 namespace augur::kernels {
-
-__device__ inline uint32_t SharedAddress(const void* data) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(data));
-}
 
 // Of what is read once: it leaves L2 to partial results, activations and weights.
 __device__ inline uint64_t PolicyReadOnce() {

@@ -3,6 +3,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/page_copy.h"
+#include "kernels/cuda/warp_math.h"
 
 namespace augur::kernels {
 namespace {
@@ -19,10 +20,6 @@ constexpr int kMaxStages = 32;
 constexpr int kBulkAlignment = 16;  // of addresses and sizes of bulk copies
 
 int DivideUp(int value, int by) { return (value - 1) / by + 1; }
-
-__device__ inline uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // Without launch_dependents, unlike WaitForPrevious(): see CopyPages.
 __device__ inline void WaitForPreviousAlone() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -9,17 +9,11 @@
 //   columns 2t and 2t + 1; c[2], c[3] row g + 8
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
+
+#include "kernels/cuda/warp_math.h"
 
 namespace augur::kernels {
-
-__device__ inline uint32_t SharedAddress(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 // Four 8 x 8 matrices of 2-byte elements: lane l gives the address of row l % 8 of matrix l / 8,
 // and gets of each matrix row g, columns 2t and 2t + 1.
@@ -36,44 +30,6 @@ __device__ inline void LoadMatricesTransposed(uint32_t (&m)[4], uint32_t row_add
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row_address)
                : "memory");
-}
-
-// c += a b.
-template <class T>
-__device__ inline void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                   uint32_t b1) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    static_assert(std::is_same_v<T, __half>);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
-// Two elements in a register, the first one low.
-template <class T>
-__device__ inline uint32_t PackPair(float low, float high) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    static_assert(std::is_same_v<T, __half>);
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-}
-
-// 2^x to 2 ulp; 1 for 0, 0 for -infinity, NaN for NaN; results below the normal numbers are 0.
-__device__ inline float FastExp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
 }
 
 // 16 bytes, both sides aligned, past L1. Complete after this thread's WaitForCopies(), and seen by

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/kernels/kernel_test_data.h"
+#include "tests/kernels/sampling_reference.h"
 
 namespace augur::kernels {
 namespace {
@@ -30,37 +31,9 @@ int32_t SampleOne(const std::vector<float>& logits, const SamplingRow& rule) {
   return Sample(*MakeCpuBackend({1}), logits, {rule})[0];
 }
 
-// The probabilities that the rule means, by the plainest means: sort everything, in double.
-std::vector<double> Expected(const std::vector<float>& logits, const SamplingRow& rule) {
-  const int vocab = static_cast<int>(logits.size());
-  std::vector<int> order(vocab);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
-  std::vector<double> weight(vocab);
-  for (int i = 0; i < vocab; ++i) {
-    weight[i] = std::exp((double(logits[i]) - logits[order[0]]) / rule.temperature);
-  }
-  if (rule.top_k != 0 && rule.top_k < order.size()) order.resize(rule.top_k);
-  double total = 0.0;
-  for (const int i : order) total += weight[i];
-  if (rule.top_p < 1.0f) {
-    double sum = 0.0;
-    size_t kept = 0;
-    while (kept < order.size() && sum < rule.top_p * total) sum += weight[order[kept++]];
-    order.resize(kept);
-  }
-  std::vector<double> p(vocab, 0.0);
-  total = 0.0;
-  for (const int i : order) {
-    if (weight[i] >= rule.min_p) total += p[i] = weight[i];
-  }
-  for (double& value : p) value /= total;
-  return p;
-}
-
 // Draws at many positions and compares the counts: chi-square, and nothing outside the kept set.
 void CheckDistribution(const std::vector<float>& logits, SamplingRow rule) {
-  const std::vector<double> p = Expected(logits, rule);
+  const std::vector<double> p = ExpectedProbabilities(logits, rule);
   const int draws = kSanitized ? 2000 : 20000;
   const int vocab = static_cast<int>(logits.size());
   std::vector<int> counts(vocab, 0);
@@ -125,7 +98,7 @@ TEST(SampleTokensTest, AWideNucleusIsExact) {
   SamplingRow rule;
   rule.top_p = 0.8f;
   rule.seed = 3;
-  const std::vector<double> p = Expected(logits, rule);
+  const std::vector<double> p = ExpectedProbabilities(logits, rule);
   const auto backend = MakeCpuBackend({2});
   for (rule.position = 0; rule.position < 300; ++rule.position) {
     ASSERT_GT(p[Sample(*backend, logits, {rule})[0]], 0.0);

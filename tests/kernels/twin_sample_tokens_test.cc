@@ -10,6 +10,7 @@
 #include "kernels/philox.h"
 #include "tests/kernels/backends_under_test.h"
 #include "tests/kernels/kernel_test_data.h"
+#include "tests/kernels/sampling_reference.h"
 #include "tests/kernels/twin_tolerances.h"
 
 namespace augur::kernels {
@@ -46,46 +47,18 @@ std::vector<int32_t> SampleMany(Backend& backend, const std::vector<float>& logi
   return Sample(backend, many, rules);
 }
 
-// The probabilities that the rule means.
-std::vector<double> Expected(const std::vector<float>& logits, const SamplingRow& rule) {
-  const int vocab = static_cast<int>(logits.size());
-  std::vector<int> order(vocab);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
-  std::vector<double> weight(vocab);
-  for (int i = 0; i < vocab; ++i) {
-    weight[i] = std::exp((double(logits[i]) - logits[order[0]]) / rule.temperature);
-  }
-  if (rule.top_k != 0 && rule.top_k < order.size()) order.resize(rule.top_k);
-  double total = 0.0;
-  for (const int i : order) total += weight[i];
-  if (rule.top_p < 1.0f) {
-    double sum = 0.0;
-    size_t kept = 0;
-    while (kept < order.size() && sum < rule.top_p * total) sum += weight[order[kept++]];
-    order.resize(kept);
-  }
-  std::vector<double> p(vocab, 0.0);
-  total = 0.0;
-  for (const int i : order) {
-    if (weight[i] >= rule.min_p) total += p[i] = weight[i];
-  }
-  for (double& value : p) value /= total;
-  return p;
-}
-
 // Tokens that may be drawn when those right at a cut are counted in.
 std::vector<double> ExpectedWithMargin(const std::vector<float>& logits, SamplingRow rule) {
   if (rule.top_p < 1.0f) rule.top_p = std::min(1.0f, rule.top_p * (1.0f + 1e-6f));
   rule.min_p *= 1.0f - 1e-6f;
-  return Expected(logits, rule);
+  return ExpectedProbabilities(logits, rule);
 }
 
 // Each draw is the token whose share of [0, 1), by rising id, holds the draw's random number.
 void CheckDraws(Backend& backend, const std::vector<float>& logits, const SamplingRow& rule,
                 int draws) {
   const std::vector<int32_t> tokens = SampleMany(backend, logits, rule, draws);
-  const std::vector<double> p = Expected(logits, rule);
+  const std::vector<double> p = ExpectedProbabilities(logits, rule);
   const std::vector<double> allowed = ExpectedWithMargin(logits, rule);
   std::vector<double> before(p.size() + 1, 0.0);
   for (size_t i = 0; i < p.size(); ++i) before[i + 1] = before[i] + p[i];
@@ -102,7 +75,7 @@ void CheckDraws(Backend& backend, const std::vector<float>& logits, const Sampli
 
 void CheckChiSquare(Backend& backend, const std::vector<float>& logits, const SamplingRow& rule) {
   const int draws = 2000;
-  const std::vector<double> p = Expected(logits, rule);
+  const std::vector<double> p = ExpectedProbabilities(logits, rule);
   std::vector<int> counts(p.size(), 0);
   for (const int32_t token : SampleMany(backend, logits, rule, draws)) {
     ASSERT_GE(token, 0);
