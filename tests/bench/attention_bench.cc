@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <random>
 
-#include "kernels/check.h"
 #include "kernels/kv_page.h"
+#include "tests/bench/bench_memory.h"
 
 namespace augur::bench {
 namespace {
@@ -35,48 +34,8 @@ constexpr size_t kRotatedBytes = size_t{400} << 20;
 constexpr double kGraphSeconds = 10e-3;
 constexpr int kMaxGraphOps = 400;
 
-class BackendMemory {
- public:
-  BackendMemory(Backend* backend, size_t bytes)
-      : backend_(backend), data_(backend->Allocate(bytes)) {
-    AUGUR_CHECK(data_ != nullptr);
-  }
-  BackendMemory(const BackendMemory&) = delete;
-  BackendMemory& operator=(const BackendMemory&) = delete;
-  ~BackendMemory() { backend_->Free(data_); }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  Backend* backend_;
-  void* data_;
-};
-
 void Upload(Backend* backend, void* to, const void* from, size_t bytes) {
-  void* staged = backend->AllocateHost(bytes);
-  AUGUR_CHECK(staged != nullptr);
-  std::memcpy(staged, from, bytes);
-  backend->Copy(to, staged, bytes);
-  backend->Synchronize();
-  backend->Free(staged);
-}
-
-// The same 32 MiB of random numbers again and again.
-void FillWithRandom(Backend* backend, std::byte* data, size_t bytes, kernels::DType dtype) {
-  std::mt19937 random(1);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  const size_t pattern_bytes = std::min(bytes, size_t{32} << 20);
-  std::vector<std::byte> pattern(pattern_bytes);
-  for (size_t at = 0; at < pattern_bytes; at += kernels::BytesOf(dtype)) {
-    const float value = uniform(random);
-    const uint16_t narrow = kernels::BF16FromFloat(value);
-    std::memcpy(&pattern[at],
-                dtype == kernels::DType::kF32 ? static_cast<const void*>(&value) : &narrow,
-                kernels::BytesOf(dtype));
-  }
-  Upload(backend, data, pattern.data(), pattern_bytes);
-  for (size_t at = pattern_bytes; at < bytes; at += pattern_bytes) {
-    backend->Copy(data + at, data, std::min(pattern_bytes, bytes - at));
-  }
+  backend->Copy(to, from, bytes);
   backend->Synchronize();
 }
 
@@ -89,9 +48,9 @@ class Batch {
         sequences_(sequences),
         copies_(copies),
         blocks_((tokens + kBlockTokens - 1) / kBlockTokens),
-        pages_(backend, kv_bytes() * copies),
-        page_lists_(backend, num_pages() * sizeof(std::byte*)),
-        segments_(backend, size_t(copies) * sequences * sizeof(AttentionSegment)) {
+        pages_(MakeMemory(backend, kv_bytes() * copies)),
+        page_lists_(MakeMemory(backend, num_pages() * sizeof(std::byte*))),
+        segments_(MakeMemory(backend, size_t(copies) * sequences * sizeof(AttentionSegment))) {
     FillWithRandom(backend, pages_.data(), kv_bytes() * copies, kPageType);
     // Neighbours in a list lie apart, as pages of a pool that has been in use do.
     std::vector<const std::byte*> pages(num_pages());
@@ -143,7 +102,7 @@ class Batch {
   Backend* backend_;
   HeadShape shape_;
   int sequences_, copies_, blocks_;
-  BackendMemory pages_, page_lists_, segments_;
+  kernels::BackendArray<std::byte> pages_, page_lists_, segments_;
 };
 
 double SecondsOf(Backend* backend, const kernels::StepGraph& graph) {
@@ -195,7 +154,7 @@ void RunDecodeCase(Backend* backend, const BenchContext& context, const HeadShap
   Batch batch(backend, shape, rows, tokens, copies);
   batch.SetRows(1, tokens - 1);
   const size_t row_bytes = size_t(shape.num_q_heads) * shape.head_dim * sizeof(float);
-  BackendMemory q(backend, rows * row_bytes), out(backend, rows * row_bytes);
+  auto q = MakeMemory(backend, rows * row_bytes), out = MakeMemory(backend, rows * row_bytes);
   FillWithRandom(backend, q.data(), rows * row_bytes, kernels::DType::kF32);
   const double seconds = MedianOpSeconds(backend, context.repeats, [&](int i) {
     PagedAttentionParams params = batch.Params(i % copies);
@@ -220,7 +179,7 @@ void RunPrefillCase(Backend* backend, const BenchContext& context, const HeadSha
   Batch batch(backend, shape, 1, tokens, 1);
   const size_t row_bytes = size_t(shape.num_q_heads) * shape.head_dim * sizeof(float);
   const size_t rows_bytes = std::min(chunk, tokens) * row_bytes;
-  BackendMemory q(backend, rows_bytes), out(backend, rows_bytes);
+  auto q = MakeMemory(backend, rows_bytes), out = MakeMemory(backend, rows_bytes);
   FillWithRandom(backend, q.data(), rows_bytes, kernels::DType::kF32);
   double seconds = 0;
   for (int first = 0; first < tokens; first += chunk) {

@@ -84,15 +84,20 @@ int Main(int argc, char** argv) {
   AddAttentionOptions(attention, &options.attention);
   CLI11_PARSE(app, argc, argv);
 
-  // These make the backends that they compare.
-  if (*linear) return RunLinearBench(context) ? 0 : kExitBadCase;
-  if (*ceilings) return RunCeilingsBench(context) ? 0 : kExitBadCase;
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
   const std::unique_ptr<kernels::Backend> backend =
-      MakeBenchBackend(options.device, context.threads);
+      MakeBenchBackend(*linear || *ceilings ? "cuda" : options.device, context.threads);
   if (backend == nullptr) return kExitNoDevice;
   context.backend = backend->Describe();
   const Ceilings limits = CeilingsOf(backend.get(), context);
+  if (*linear) {
+    RunLinearBench(backend.get(), context);
+    return 0;
+  }
+  if (*ceilings) {
+    RunCeilingsBench(backend.get(), context, limits);
+    return 0;
+  }
   if (*attention) {
     RunAttentionBench(backend.get(), context, options.attention,
                       limits.read_bytes_per_second(1 << 30));

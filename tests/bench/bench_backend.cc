@@ -1,61 +1,16 @@
 #include "tests/bench/bench_backend.h"
 
-#include <chrono>
 #include <cstdio>
 
-#include "kernels/backend_array.h"
 #include "kernels/check.h"
 #include "kernels/cpu/fma_peak.h"
-#include "kernels/random_weight.h"
 #ifdef AUGUR_HAS_CUDA
 #include "kernels/cuda/bandwidth_probe.h"
 #include "kernels/cuda/make_cuda_backend.h"
 #endif
+#include "tests/bench/linear_bench.h"
 
 namespace augur::bench {
-namespace {
-
-using kernels::BackendArray;
-
-#ifdef AUGUR_HAS_CUDA
-double DeviceFlopsPerSecond(kernels::Backend* backend) {
-  constexpr int kSide = 8192;
-  constexpr int kProducts = 10;
-  const auto weight = backend->PackWeight({.dtype = kernels::DType::kBF16,
-                                           .out_features = kSide,
-                                           .in_features = kSide,
-                                           .random_seed = 1,
-                                           .random_scale = 1.0f});
-  BackendArray<std::byte> x(backend, size_t{2} * kSide * kSide);
-  BackendArray<std::byte> y(backend, size_t{2} * kSide * kSide);
-  AUGUR_CHECK(x.allocated() && y.allocated());
-  std::vector<uint16_t> random(size_t{kSide} * kSide);
-  for (size_t i = 0; i < random.size(); ++i) {
-    random[i] = kernels::BF16FromFloat(kernels::RandomWeight(2, i));  // zeros would run faster
-  }
-  backend->Copy(x.data(), random.data(), x.size());
-  const auto product = [&] {
-    backend->Linear({.x = x.data(),
-                     .weight = weight.get(),
-                     .y = y.data(),
-                     .rows = kSide,
-                     .x_stride = kSide,
-                     .y_stride = kSide,
-                     .x_dtype = kernels::DType::kBF16,
-                     .y_dtype = kernels::DType::kBF16});
-  };
-  product();
-  backend->Synchronize();
-  const double seconds = BestSeconds(3, [&] {
-    for (int i = 0; i < kProducts; ++i) product();
-    backend->Synchronize();
-  });
-  return 2.0 * kSide * kSide * kSide * kProducts / seconds;
-}
-#endif
-
-}  // namespace
-
 std::unique_ptr<kernels::Backend> MakeBenchBackend(const std::string& device, int threads) {
   if (device == "cpu") return kernels::MakeCpuBackend({.num_threads = threads});
 #ifdef AUGUR_HAS_CUDA
@@ -81,7 +36,7 @@ Ceilings CeilingsOf(kernels::Backend* backend, const BenchContext& context) {
   if (backend->IsDevice()) {
     // One measurement for the whole run: each takes 2 GiB.
     const auto bandwidth = std::make_shared<double>(0);
-    return {.flops_per_second = [backend] { return DeviceFlopsPerSecond(backend); },
+    return {.flops_per_second = [=] { return MatrixFlopsPerSecond(backend, context); },
             .read_bytes_per_second =
                 [bandwidth](double) {
                   if (*bandwidth == 0) *bandwidth = kernels::MeasureReadBytesPerSecond();

@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
-#ifdef AUGUR_HAS_CUDA
-#include "kernels/cuda/make_cuda_backend.h"
-#endif
+#include "kernels/check.h"
+#include "tests/bench/bench_memory.h"
 
 namespace augur::bench {
 namespace {
@@ -62,60 +57,6 @@ constexpr double kFlopsPerSecond = 7e14;
 constexpr size_t kCopyBytes = size_t{256} << 20;
 constexpr int kCopies = 8;
 
-std::unique_ptr<Backend> MakeDeviceBackend() {
-#ifdef AUGUR_HAS_CUDA
-  std::string error;
-  std::unique_ptr<Backend> backend = kernels::MakeCudaBackend({}, &error);
-  if (backend == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
-  return backend;
-#else
-  std::fprintf(stderr, "this build has no CUDA\n");
-  return nullptr;
-#endif
-}
-
-// Of the device, or the host's that it reaches.
-class DeviceMemory {
- public:
-  DeviceMemory(Backend* backend, void* data) : backend_(backend), data_(data) {
-    if (data_ != nullptr) return;
-    std::fprintf(stderr, "not enough memory\n");
-    std::exit(2);
-  }
-  ~DeviceMemory() { backend_->Free(data_); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  char* data() const { return static_cast<char*>(data_); }
-
- private:
-  Backend* const backend_;
-  void* const data_;
-};
-
-// Numbers in [-1, 1), as zeros draw less power and so run faster.
-void FillWithNumbers(Backend* backend, void* to, size_t bytes, DType dtype) {
-  constexpr size_t kPiece = size_t{1} << 20;  // elements
-  const size_t piece_bytes = kPiece * kernels::BytesOf(dtype);
-  const DeviceMemory piece(backend, backend->AllocateHost(piece_bytes));
-  std::mt19937 random(1);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  for (size_t i = 0; i < kPiece; ++i) {
-    const float value = uniform(random);
-    const uint16_t narrow = kernels::BF16FromFloat(value);
-    if (dtype == DType::kF32) {
-      std::memcpy(piece.data() + i * sizeof(value), &value, sizeof(value));
-    } else {
-      std::memcpy(piece.data() + i * sizeof(narrow), &narrow, sizeof(narrow));
-    }
-  }
-  for (size_t place = 0; place < bytes; place += piece_bytes) {
-    backend->Copy(static_cast<char*>(to) + place, piece.data(),
-                  std::min(piece_bytes, bytes - place));
-  }
-  backend->Synchronize();
-}
-
 using Weights = std::vector<std::unique_ptr<kernels::PackedWeight>>;
 
 size_t BytesOf(const Shape& shape) {
@@ -141,10 +82,9 @@ double SecondsOfLinear(Backend* backend, const BenchContext& context, const Shap
   const DType y_dtype = shape.result == Result::kActivation ? x_dtype : DType::kF32;
   const size_t x_bytes = size_t(rows) * shape.in_features * kernels::BytesOf(x_dtype);
   const size_t y_bytes = size_t(rows) * shape.out_features * kernels::BytesOf(y_dtype);
-  const DeviceMemory x(backend, backend->Allocate(x_bytes));
-  const DeviceMemory y(backend, backend->Allocate(y_bytes));
-  FillWithNumbers(backend, x.data(), x_bytes, x_dtype);
-  FillWithNumbers(backend, y.data(), y_bytes, y_dtype);
+  auto x = MakeMemory(backend, x_bytes), y = MakeMemory(backend, y_bytes);
+  FillWithRandom(backend, x.data(), x_bytes, x_dtype);
+  FillWithRandom(backend, y.data(), y_bytes, y_dtype);
   const double flops = 2.0 * rows * shape.out_features * shape.in_features;
   const double guess = std::max(flops / kFlopsPerSecond, BytesOf(shape) / kBytesPerSecond);
   const int calls = std::max(4, static_cast<int>(std::ceil(kGraphSeconds / guess)));
@@ -199,9 +139,10 @@ void RunShape(Backend* backend, const BenchContext& context, const Shape& shape)
 }
 
 void RunCopies(Backend* backend, const BenchContext& context) {
-  const DeviceMemory device(backend, backend->Allocate(kCopyBytes));
-  const DeviceMemory host(backend, backend->AllocateHost(kCopyBytes));
-  std::memset(host.data(), 1, kCopyBytes);
+  auto device = MakeMemory(backend, kCopyBytes);
+  void* const host = backend->AllocateHost(kCopyBytes);
+  AUGUR_CHECK(host != nullptr);
+  std::memset(host, 1, kCopyBytes);
   const auto rate = [&](void* to, const void* from) {
     const double seconds = BestSeconds(context.repeats, [&] {
       for (int i = 0; i < kCopies; ++i) backend->Copy(to, from, kCopyBytes);
@@ -211,39 +152,35 @@ void RunCopies(Backend* backend, const BenchContext& context) {
   };
   BenchRecord(context, "ceiling_copy")
       .Add("bytes", int64_t{kCopyBytes})
-      .Add("host_to_device_gb_per_s", rate(device.data(), host.data()))
-      .Add("device_to_host_gb_per_s", rate(host.data(), device.data()))
+      .Add("host_to_device_gb_per_s", rate(device.data(), host))
+      .Add("device_to_host_gb_per_s", rate(host, device.data()))
       .Print();
+  backend->Free(host);
 }
 
 }  // namespace
 
-bool RunLinearBench(const BenchContext& context) {
-  const std::unique_ptr<Backend> backend = MakeDeviceBackend();
-  if (backend == nullptr) return false;
-  BenchContext on_device = context;
-  on_device.backend = backend->Describe();
-  for (const Shape& shape : kShapes) RunShape(backend.get(), on_device, shape);
-  return true;
+double MatrixFlopsPerSecond(Backend* backend, const BenchContext& context) {
+  const int rows = kSquare.out_features;
+  const Weights weights = MakeWeights(backend, kSquare);
+  const double flops = 2.0 * rows * kSquare.out_features * kSquare.in_features;
+  return flops / SecondsOfLinear(backend, context, kSquare, weights, rows, Phase::kPrefill);
 }
 
-bool RunCeilingsBench(const BenchContext& context) {
-  const std::unique_ptr<Backend> backend = MakeDeviceBackend();
-  if (backend == nullptr) return false;
-  BenchContext on_device = context;
-  on_device.backend = backend->Describe();
-  const int rows = kSquare.out_features;
-  const Weights weights = MakeWeights(backend.get(), kSquare);
-  const double seconds =
-      SecondsOfLinear(backend.get(), on_device, kSquare, weights, rows, Phase::kPrefill);
-  const double flops = 2.0 * rows * kSquare.out_features * kSquare.in_features;
-  BenchRecord(on_device, "ceiling_matrix")
+void RunLinearBench(Backend* backend, const BenchContext& context) {
+  for (const Shape& shape : kShapes) RunShape(backend, context, shape);
+}
+
+void RunCeilingsBench(Backend* backend, const BenchContext& context, const Ceilings& ceilings) {
+  BenchRecord(context, "ceiling_matrix")
       .Add("n", int64_t{kSquare.out_features})
       .Add("dtype", std::string(kernels::NameOf(kWeightDType)))
-      .Add("tflops", flops / seconds / 1e12)
+      .Add("tflops", ceilings.flops_per_second() / 1e12)
       .Print();
-  RunCopies(backend.get(), on_device);
-  return true;
+  BenchRecord(context, "ceiling_read")
+      .Add("gb_per_s", ceilings.read_bytes_per_second(kCopyBytes) / 1e9)
+      .Print();
+  RunCopies(backend, context);
 }
 
 }  // namespace augur::bench

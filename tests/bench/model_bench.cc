@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -11,7 +10,7 @@
 #include "engine/model/model_config.h"
 #include "engine/model/model_loader.h"
 #include "kernels/check.h"
-#include "kernels/random_weight.h"
+#include "tests/bench/bench_memory.h"
 
 namespace augur::bench {
 namespace {
@@ -84,23 +83,7 @@ class BenchModel {
   // Random finite keys and values in the whole pool.
   void FillKv() {
     const memory::KvPools& pools = kv->store()->pools();
-    const size_t bytes = pools.layout.frame_bytes() * pools.num_frames;
-    const size_t piece = std::min<size_t>(bytes, size_t{64} << 20);
-    auto* random = static_cast<std::byte*>(backend_->AllocateHost(piece));
-    AUGUR_CHECK(random != nullptr);
-    const size_t element = kernels::BytesOf(dtype);
-    for (size_t i = 0; i < piece / element; ++i) {
-      const float value = kernels::RandomWeight(1, i);
-      const uint16_t bits = dtype == kernels::DType::kBF16 ? kernels::BF16FromFloat(value)
-                                                           : kernels::F16FromFloat(value);
-      std::memcpy(random + i * element, element == 2 ? static_cast<const void*>(&bits) : &value,
-                  element);
-    }
-    for (size_t at = 0; at < bytes; at += piece) {
-      backend_->Copy(pools.device + at, random, std::min(piece, bytes - at));
-    }
-    backend_->Synchronize();
-    backend_->Free(random);
+    FillWithRandom(backend_, pools.device, pools.layout.frame_bytes() * pools.num_frames, dtype);
   }
 
   // Rows [first, first + count) of a sequence whose tokens repeat a pattern.
