@@ -23,8 +23,13 @@
 #include "kernels/ops/eviction_bias.h"
 #include "kernels/ops/gated_silu.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/list_page_copies.h"
+#include "kernels/ops/list_spills.h"
 #include "kernels/ops/map_pages.h"
+#include "kernels/ops/open_tails.h"
+#include "kernels/ops/page_copy.h"
 #include "kernels/ops/paged_attention.h"
+#include "kernels/ops/place_blocks.h"
 #include "kernels/ops/project_keys.h"
 #include "kernels/ops/project_queries.h"
 #include "kernels/ops/rms_norm.h"
@@ -34,6 +39,13 @@
 #include "kernels/ops/sum_channels.h"
 
 namespace augur::kernels {
+
+enum class Lane {
+  kSelect,  // what the next layer will read
+  kFetch,   // pages from the host; before all others where they compete
+  kSpill,   // pages to the host
+};
+inline constexpr int kNumLanes = 3;
 
 // Ops recorded by Backend::Record, to be run again and again.
 class StepGraph {
@@ -81,6 +93,19 @@ class Backend {
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;
   virtual void MapPages(const MapPagesParams& params) = 0;
+  virtual void PlaceBlocks(const PlaceBlocksParams& params) = 0;
+  virtual void OpenTails(const OpenTailsParams& params) = 0;
+  virtual void ListSpills(const ListSpillsParams& params) = 0;
+  virtual void ListPageCopies(const ListPageCopiesParams& params) = 0;
+  virtual void CopyPages(const PageCopyParams& params) = 0;
+
+  // Orders of ops beside this one, so that copies and what chooses them run while the ops of this
+  // order compute. On a lane only selection's ops, CopyPages and its lists, Copy, Mark, Passed and
+  // Wait may be called. Where everything runs at once, as on the CPU, a lane is the backend itself.
+  virtual Backend* OnLane(Lane lane) = 0;
+  // What is called on this from now on runs after everything that was called on `other` so far.
+  // Within Record all lanes must have been followed, directly or not, by the recorded order.
+  virtual void Follow(Backend* other) = 0;
 
   // Ops and Copies that `ops` calls on the backend it is given, kept with their parameters; what
   // the parameters point to is read at each Launch. Nothing runs yet.
@@ -93,6 +118,8 @@ class Backend {
   // Until everything before the mark has run. At most kMarks younger marks may exist; 0: returns at
   // once.
   virtual void Wait(uint64_t mark) = 0;
+  // Whether Wait would return at once.
+  virtual bool Passed(uint64_t mark) = 0;
   static constexpr uint64_t kMarks = 64;
   virtual void Synchronize() = 0;
 };

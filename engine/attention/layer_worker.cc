@@ -92,7 +92,7 @@ absl::Status LayerWorker::Allocate() {
   const size_t context_blocks = (options_.max_context + kBlockTokens - 1) / kBlockTokens;
   append_pages_.reserve(touched);
   source_pages_.reserve(touched);
-  key_targets_.reserve(touched);
+  key_targets_.reserve(segments * heads * (context_blocks / memory::kKeyFrameBlocks + 1));
   const size_t page_blocks =
       infinigen_ == nullptr ? memory::kKeyFrameBlocks : memory::kPartialFrameBlocks;
   key_pages_.reserve(3 * segments * heads * (context_blocks / page_blocks + 1));
@@ -163,19 +163,19 @@ void LayerWorker::RestoreKeys(const StepSegment& segment) {
   AUGUR_CHECK(!kv->tiered());
   for (int layer = 0; layer < options_.num_layers; ++layer) {
     std::vector<const std::byte*> sources;
-    std::vector<std::byte*> targets;
     for (int block = first - 1; block < end; ++block) {
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         sources.push_back(block < 0 ? nullptr
                                     : kv->resident_page(store_->pools(), layer, head, block));
-        if (block < first) continue;
-        targets.push_back(kv->block_keys(store_->pools(), layer, head, block));
       }
     }
+    key_targets_.clear();
+    AddKeyTargets(*kv, layer);
     const kernels::CompressSegment restored{
         .rows = {0, (end - first) * kBlockTokens, first * kBlockTokens},
         .pages = sources.data(),
-        .keys = targets.data()};
+        .key_pages = key_targets_.data(),
+        .key_page_stride = static_cast<int>(kv->key_frames.size())};
     backend_->CompressKeys({.segments = &restored,
                             .num_segments = 1,
                             .num_kv_heads = options_.num_kv_heads,
@@ -184,6 +184,15 @@ void LayerWorker::RestoreKeys(const StepSegment& segment) {
     backend_->Synchronize();
   }
   kv->keyed_blocks = end;
+}
+
+// The sequence's pages of compressed keys: [kv heads][key frames].
+void LayerWorker::AddKeyTargets(const SequenceKv& kv, int layer) {
+  for (int head = 0; head < options_.num_kv_heads; ++head) {
+    for (const int32_t frame : kv.key_frames) {
+      key_targets_.push_back(store_->pools().device_page(frame, layer, head));
+    }
+  }
 }
 
 void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* input) {
@@ -264,8 +273,11 @@ void LayerWorker::Compress(int layer) {
     SequenceKv* kv = segment.kv;
     if (!kv->demand.selects) continue;
     const int first = FirstBlock(segment.rows), end = EndBlock(segment.rows);
-    compress_segments_.push_back({segment.rows, source_pages_.data() + source_pages_.size(),
-                                  key_targets_.data() + key_targets_.size()});
+    compress_segments_.push_back({.rows = segment.rows,
+                                  .pages = source_pages_.data() + source_pages_.size(),
+                                  .key_pages = key_targets_.data() + key_targets_.size(),
+                                  .key_page_stride = static_cast<int>(kv->key_frames.size())});
+    AddKeyTargets(*kv, layer);
     // The window across the first block's beginning ends at its 16th token.
     const int offset = segment.rows.first_position % kBlockTokens;
     const bool reads_previous = first > 0 && offset < kernels::kWindowStride &&
@@ -279,7 +291,6 @@ void LayerWorker::Compress(int layer) {
       const int place = staging.place_of(block);
       for (int head = 0; head < options_.num_kv_heads; ++head) {
         source_pages_.push_back(residency_.AppendPage(kv, layer, head, block, place));
-        key_targets_.push_back(kv->block_keys(store_->pools(), layer, head, block));
       }
     }
   }

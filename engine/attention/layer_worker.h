@@ -151,6 +151,7 @@ class LayerWorker {
   }
 
   void RestoreKeys(const StepSegment& segment);
+  void AddKeyTargets(const memory::SequenceKv& kv, int layer);
   void AppendAndCompress(int layer, float* qkv);
   void Compress(int layer);
   // Whether `piece` chooses for `layer` while that layer runs, rather than one before.

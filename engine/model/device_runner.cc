@@ -370,6 +370,7 @@ void DeviceRunner::UploadMapped() {
                         .lists = page_lists_,
                         .page_bytes = pools_.layout.page_bytes,
                         .num_layers = config_.num_layers,
+                        .end_layer = config_.num_layers,
                         .num_kv_heads = config_.num_kv_heads,
                         .max_blocks = max_blocks_});
   }

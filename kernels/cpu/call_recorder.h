@@ -70,6 +70,18 @@ class CallRecorder final : public Backend {
     Keep(&Backend::SampleTokens, params);
   }
   void MapPages(const MapPagesParams& params) override { Keep(&Backend::MapPages, params); }
+  void PlaceBlocks(const PlaceBlocksParams& params) override {
+    Keep(&Backend::PlaceBlocks, params);
+  }
+  void OpenTails(const OpenTailsParams& params) override { Keep(&Backend::OpenTails, params); }
+  void ListSpills(const ListSpillsParams& params) override { Keep(&Backend::ListSpills, params); }
+  void ListPageCopies(const ListPageCopiesParams& params) override {
+    Keep(&Backend::ListPageCopies, params);
+  }
+  void CopyPages(const PageCopyParams& params) override { Keep(&Backend::CopyPages, params); }
+
+  Backend* OnLane(Lane) override { return this; }
+  void Follow(Backend*) override {}
 
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>&) override {
     Never();
@@ -78,6 +90,7 @@ class CallRecorder final : public Backend {
   void Launch(const StepGraph&) override { Never(); }
   uint64_t Mark() override { return Never() != nullptr; }
   void Wait(uint64_t) override { Never(); }
+  bool Passed(uint64_t) override { return Never() != nullptr; }
   void Synchronize() override { Never(); }
 
  private:

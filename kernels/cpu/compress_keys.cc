@@ -13,21 +13,26 @@ void CpuBackend::PlanCompression(const CompressKeysParams& params, const Compres
   const int first_block = rows.first_position / kBlockTokens;
   const int end_window = CompleteWindows(rows.first_position + rows.num_rows - 1);
   const size_t key_bytes = params.head_dim * BytesOf(params.dtype);
+  const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
   // 16 consecutive keys from `token` on; they never cross a page.
   const auto keys_at = [&](int token, int kv_head) {
-    const size_t entry = token / kBlockTokens - (first_block - 1);
-    const std::byte* page = segment.pages[entry * params.num_kv_heads + kv_head];
+    const int64_t entry = token / kBlockTokens - (first_block - 1);
+    const std::byte* page = segment.pages[params.pages_offset + entry * block_stride +
+                                          int64_t{kv_head} * segment.head_stride];
     AUGUR_CHECK(page != nullptr);
     return page + token % kBlockTokens * key_bytes;
   };
   const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
   for (int window = first_window; window < end_window; ++window) {
     const int token = window * kWindowStride;
-    const size_t touched = (token + kWindowTokens - 1) / kBlockTokens - first_block;
+    const int block = (token + kWindowTokens - 1) / kBlockTokens;
     for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
-      std::byte* keys = segment.keys[touched * params.num_kv_heads + kv_head];
+      std::byte* keys =
+          segment.key_pages[params.key_pages_offset + int64_t{kv_head} * segment.key_page_stride +
+                            block / kKeyPageBlocks];
+      const int place = block % kKeyPageBlocks * kBlockWindows + (window + 1) % kBlockWindows;
       compress_items_.push_back({keys_at(token, kv_head), keys_at(token + kWindowStride, kv_head),
-                                 keys + (window + 1) % kBlockWindows * key_bytes});
+                                 keys + place * key_bytes});
     }
   }
 }

@@ -55,12 +55,21 @@ class CpuBackend final : public Backend {
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
   void MapPages(const MapPagesParams& params) override;
+  void PlaceBlocks(const PlaceBlocksParams& params) override;
+  void OpenTails(const OpenTailsParams& params) override;
+  void ListSpills(const ListSpillsParams& params) override;
+  void ListPageCopies(const ListPageCopiesParams& params) override;
+  void CopyPages(const PageCopyParams& params) override;
+
+  Backend* OnLane(Lane) override { return this; }
+  void Follow(Backend*) override {}
 
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
   void Launch(const StepGraph& graph) override;
 
   uint64_t Mark() override { return 1; }
   void Wait(uint64_t) override {}
+  bool Passed(uint64_t) override { return true; }
   void Synchronize() override {}
 
  private:

@@ -21,8 +21,10 @@ template <class T, int kVector>
 __device__ void SumKeys(const CompressKeysParams& params, const CompressSegment& segment, int token,
                         int kv_head, int channel, float (&sums)[kVector]) {
   const int entry = token / kBlockTokens - (segment.rows.first_position / kBlockTokens - 1);
+  const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
   const auto* page =
-      reinterpret_cast<const T*>(segment.pages[int64_t{entry} * params.num_kv_heads + kv_head]);
+      reinterpret_cast<const T*>(segment.pages[params.pages_offset + int64_t{entry} * block_stride +
+                                               int64_t{kv_head} * segment.head_stride]);
   const T* key = page + token % kBlockTokens * params.head_dim + channel;
   float keys[kWindowStride][kVector];
 #pragma unroll
@@ -59,10 +61,12 @@ __global__ void __launch_bounds__(kThreads) CompressKeysKernel(CompressKeysParam
     SumKeys<T>(params, segment, token + kWindowStride, kv_head, channel, second);
 #pragma unroll
     for (int c = 0; c < kVector; ++c) first[c] = (first[c] + second[c]) * (1.0f / kWindowTokens);
-    const int touched =
-        (token + kWindowTokens - 1) / kBlockTokens - rows.first_position / kBlockTokens;
-    T* keys = reinterpret_cast<T*>(segment.keys[int64_t{touched} * params.num_kv_heads + kv_head]);
-    StoreFloats(first, keys + (window + 1) % kBlockWindows * params.head_dim + channel);
+    const int block = (token + kWindowTokens - 1) / kBlockTokens;
+    T* keys = reinterpret_cast<T*>(
+        segment.key_pages[params.key_pages_offset + int64_t{kv_head} * segment.key_page_stride +
+                          block / kKeyPageBlocks]);
+    const int place = block % kKeyPageBlocks * kBlockWindows + (window + 1) % kBlockWindows;
+    StoreFloats(first, keys + place * params.head_dim + channel);
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "kernels/check.h"
@@ -7,6 +8,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_plans.h"
 #include "kernels/cuda/packed_weight.h"
+#include "kernels/cuda/page_copy.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/device_failure.h"
 
@@ -49,12 +51,49 @@ std::unique_ptr<Backend> MakeCudaBackend(const CudaBackendOptions& options, std:
   return nullptr;
 }
 
-CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) {
-  AUGUR_CUDA(cudaSetDevice(options.device));
-  AUGUR_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+namespace {
+
+// Waiting CTAs of a higher priority take free places first: copies, since a late page holds up
+// everything; then what chooses the next ones; the model; and last what nobody waits for.
+int PriorityOf(Lane lane) {
+  int least = 0, greatest = 0;  // greater ones are lower numbers
+  AUGUR_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  switch (lane) {
+    case Lane::kFetch:
+      return greatest;
+    case Lane::kSelect:
+      return std::min(greatest + 1, least);
+    case Lane::kSpill:
+      break;
+  }
+  return least;
+}
+
+int PriorityOfMain() {
+  int least = 0, greatest = 0;
+  AUGUR_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  return std::min(greatest + 2, least);
+}
+
+}  // namespace
+
+void CudaBackend::CreateStream(int priority) {
+  AUGUR_CUDA(cudaSetDevice(options_.device));
+  AUGUR_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
   for (cudaEvent_t& mark : marks_) {
     AUGUR_CUDA(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming));
   }
+  AUGUR_CUDA(cudaEventCreateWithFlags(&followed_, cudaEventDisableTiming));
+}
+
+CudaBackend::CudaBackend(const CudaBackend& main, Lane lane)
+    : options_(main.options_), num_sms_(main.num_sms_), name_(main.name_) {
+  CreateStream(PriorityOf(lane));
+}
+
+CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) {
+  AUGUR_CUDA(cudaSetDevice(options.device));
+  CreateStream(PriorityOfMain());
   cudaDeviceProp properties;
   AUGUR_CUDA(cudaGetDeviceProperties(&properties, options.device));
   num_sms_ = properties.multiProcessorCount;
@@ -63,15 +102,20 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   decode_attention_ = std::make_unique<DecodeAttention>(
       DecodeAttentionLimits{.max_rows = options.max_decode_rows, .num_sms = num_sms_});
   prefill_attention_ = std::make_unique<PrefillAttention>(num_sms_);
+  for (int lane = 0; lane < kNumLanes; ++lane) {
+    lanes_[lane].reset(new CudaBackend(*this, static_cast<Lane>(lane)));
+  }
 }
 
 CudaBackend::~CudaBackend() {
+  for (std::unique_ptr<CudaBackend>& lane : lanes_) lane.reset();
   cudaStreamSynchronize(stream_);
   prefill_attention_.reset();
   decode_attention_.reset();
   weight_staging_.reset();
   linear_plans_.reset();
   for (const cudaEvent_t mark : marks_) cudaEventDestroy(mark);
+  cudaEventDestroy(followed_);
   cudaStreamDestroy(stream_);
 }
 
@@ -161,9 +205,35 @@ void CudaBackend::Wait(uint64_t mark) {
   passed_mark_ = mark;
 }
 
+bool CudaBackend::Passed(uint64_t mark) {
+  if (mark <= passed_mark_) return true;
+  AUGUR_CHECK(mark <= last_mark_ && last_mark_ - mark < kMarks);
+  const cudaError_t state = cudaEventQuery(marks_[mark % kMarks]);
+  if (state == cudaErrorNotReady) return false;
+  AUGUR_CUDA(state);
+  passed_mark_ = mark;
+  return true;
+}
+
+// A stream that is being captured takes the waiting one into its graph.
+void CudaBackend::Follow(Backend* other) {
+  BindThread();
+  AUGUR_CUDA(cudaEventRecord(followed_, static_cast<CudaBackend*>(other)->stream_));
+  AUGUR_CUDA(cudaStreamWaitEvent(stream_, followed_, 0));
+}
+
+void CudaBackend::CopyPages(const PageCopyParams& params) {
+  BindThread();
+  kernels::CopyPages(params, stream_);
+}
+
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
 
 void CudaBackend::SelectBlocks(const SelectBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::PlaceBlocks(const PlaceBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::OpenTails(const OpenTailsParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::ListSpills(const ListSpillsParams&) { AUGUR_CHECK(!"built for CUDA"); }
+void CudaBackend::ListPageCopies(const ListPageCopiesParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::SumChannels(const SumChannelsParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectKeys(const ProjectKeysParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectQueries(const ProjectQueriesParams&) { AUGUR_CHECK(!"built for CUDA"); }

@@ -47,27 +47,38 @@ class CudaBackend final : public Backend {
   void CompressKeys(const CompressKeysParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
+  void SelectBlocks(const SelectBlocksParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
   void MapPages(const MapPagesParams& params) override;
+  void PlaceBlocks(const PlaceBlocksParams& params) override;
+  void OpenTails(const OpenTailsParams& params) override;
+  void ListSpills(const ListSpillsParams& params) override;
+  void ListPageCopies(const ListPageCopiesParams& params) override;
+  void CopyPages(const PageCopyParams& params) override;
 
   // Ops of selection, not built for CUDA yet: calling one is a CHECK, and the model loader refuses
   // policies that would.
-  void SelectBlocks(const SelectBlocksParams& params) override;
   void SumChannels(const SumChannelsParams& params) override;
   void ProjectKeys(const ProjectKeysParams& params) override;
   void ProjectQueries(const ProjectQueriesParams& params) override;
   void EvictionBias(const EvictionBiasParams& params) override;
 
+  Backend* OnLane(Lane lane) override { return lanes_.at(static_cast<size_t>(lane)).get(); }
+  void Follow(Backend* other) override;
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
   void Launch(const StepGraph& graph) override;
   uint64_t Mark() override;
   void Wait(uint64_t mark) override;
+  bool Passed(uint64_t mark) override;
   void Synchronize() override;
 
   cudaStream_t stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
 
  private:
+  // A lane of `main`: a stream of its own and what selection needs.
+  CudaBackend(const CudaBackend& main, Lane lane);
+  void CreateStream(int priority);
   void BindThread() const;
 
   const CudaBackendOptions options_;
@@ -76,7 +87,9 @@ class CudaBackend final : public Backend {
   std::string name_;
   std::array<cudaEvent_t, kMarks> marks_{};  // mark m is in m % kMarks
   uint64_t last_mark_ = 0;
-  uint64_t passed_mark_ = 0;  // the youngest that a Wait has seen
+  uint64_t passed_mark_ = 0;        // the youngest that a Wait has seen
+  cudaEvent_t followed_ = nullptr;  // of the last Follow, on the stream followed
+  std::array<std::unique_ptr<CudaBackend>, kNumLanes> lanes_;  // of the main order
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;

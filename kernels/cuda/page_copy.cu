@@ -141,9 +141,10 @@ __global__ void __launch_bounds__(kWarp)
 
   const bool leader = threadIdx.x == 0;
   const int first = static_cast<int>(blockIdx.x);
-  const int ctas = static_cast<int>(gridDim.x);
-  const int num_pages = *params.num_pages;
-  if (num_pages <= first) return;
+  int ctas = static_cast<int>(gridDim.x);
+  if (params.granted != nullptr) ctas = max(1, min(ctas, *params.granted));
+  const int num_pages = params.num_pages == nullptr ? params.known_pages : *params.num_pages;
+  if (first >= ctas || num_pages <= first) return;
   const uint32_t page_bytes = static_cast<uint32_t>(params.page_bytes);
   const int64_t my_pages = (num_pages - 1 - first) / ctas + 1;
   const int64_t pieces = my_pages * ((page_bytes + piece_bytes - 1) / piece_bytes);

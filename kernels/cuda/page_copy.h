@@ -14,8 +14,8 @@ namespace augur::kernels {
 
 // params.quota CTAs of one warp; each takes shared memory for itself, all but some 30 KiB of an
 // SM's for pages of 32 KiB or more, so they lie on SMs of their own. 2 to 4 fill a PCIe 5 x16 link.
-// CTA c copies pages c, c + quota, ...: the link is shared evenly, so none has more than one page
-// more to do than another.
+// CTA c of those granted copies pages c, c + granted, ...: the link is shared evenly, so none has
+// more than one page more to do than another.
 //
 // A kernel behind it on the stream starts when the copy has ended, not early: its CTAs would else
 // hold their place on SMs for the whole copy.

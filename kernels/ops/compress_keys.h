@@ -23,13 +23,17 @@ AUGUR_HOST_DEVICE constexpr int CompleteWindows(int position) {
 
 struct CompressSegment {
   Segment rows;
-  // [1 + blocks touched][num_kv_heads]: pages whose keys are read. Entry 0 is the block before the
-  // first one touched, of which the last 16 keys are read when the first window asks for them; may
-  // be null where it does not (block 0, or rows that begin behind offset 15 of their block).
+  // Pages whose keys are read: of the block before the first one that the rows fall into, then of
+  // those blocks: pages[i * block_stride + head * head_stride] for the i-th of them. Of the block
+  // before the last 16 keys are read when the first window asks for them; its entry is not looked
+  // at where that cannot be (block 0, or rows that begin behind offset 15 of their block).
   const std::byte* const* pages = nullptr;
-  // [blocks touched][num_kv_heads]: the block's compressed keys, [kBlockWindows][head_dim] of
-  // dtype.
-  std::byte* const* keys = nullptr;
+  int block_stride = 0;  // 0: num_kv_heads
+  int head_stride = 1;
+  // [num_kv_heads][key_page_stride]: pages of the sequence's compressed keys, of kKeyPageBlocks
+  // blocks each, [kBlockWindows][head_dim] of dtype a block.
+  std::byte* const* key_pages = nullptr;
+  int key_page_stride = 0;
 };
 
 // Writes every window that ends in one of the rows: ((sum of 16) + (sum of 16)) / 32, each sum one
@@ -41,6 +45,9 @@ struct CompressKeysParams {
   int num_kv_heads = 0;
   int head_dim = 0;
   DType dtype = DType::kF32;  // of pages and compressed keys
+  // Added to every segment's `pages` and `key_pages`, in entries.
+  int64_t pages_offset = 0;
+  int64_t key_pages_offset = 0;
 };
 
 }  // namespace augur::kernels

@@ -4,16 +4,17 @@
 
 namespace augur::kernels {
 
-// Block `block` of the sequence in row `table` lies in frame `frame`.
+// Entry `block` of the lists in row `table` leads to frame `frame`.
 struct MappedBlock {
   int32_t table = 0;
-  int32_t block = 0;
+  int32_t block = 0;  // or slot, or page of compressed keys: what the lists are of
   int32_t frame = 0;  // -1: nothing to write
+  int32_t layer_shift = 0;
 };
 
-// Writes the page lists of resident sequences: for every layer and kv head
+// Writes lists of pages: for every layer of [first_layer, end_layer) and kv head
 //   lists[((table * num_layers + layer) * num_kv_heads + head) * max_blocks + block] =
-//       pool + ((frame * num_layers + layer) * num_kv_heads + head) * page_bytes
+//       pool + ((frame * num_layers + layer + layer_shift) * num_kv_heads + head) * page_bytes
 // Two entries never name the same (table, block).
 struct MapPagesParams {
   const MappedBlock* mapped = nullptr;  // [num_mapped]
@@ -22,6 +23,8 @@ struct MapPagesParams {
   std::byte** lists = nullptr;  // [tables][num_layers][num_kv_heads][max_blocks]
   size_t page_bytes = 0;
   int num_layers = 0;
+  int first_layer = 0;
+  int end_layer = 0;
   int num_kv_heads = 0;
   int max_blocks = 0;
 };

@@ -16,14 +16,16 @@ struct alignas(16) PageCopy {
 // and its length are read by the kernel, so a kernel before it may have written them and a recorded
 // launch serves lists of any length.
 //
-// Not an op of Backend, and without a CPU twin: it runs beside the ops, on a stream of its own
-// (kernels/cuda/page_copy.h). Where pages lie in host memory only, the layer above copies them on
-// its own threads.
+// Belongs on a lane (Backend::OnLane), beside the ops.
 struct PageCopyParams {
   const PageCopy* pages = nullptr;     // [*num_pages]
-  const int32_t* num_pages = nullptr;  // [1]; 0 or less: nothing to copy
-  int page_bytes = 0;                  // a multiple of 16
-  int quota = 0;                       // CTAs that the copy may hold at a time, on any device
+  const int32_t* num_pages = nullptr;  // [1]; 0 or less: nothing to copy. Null: known_pages
+  int known_pages = 0;
+  int page_bytes = 0;  // a multiple of 16
+  int quota = 0;       // CTAs that the copy may hold at a time, on any device
+  // [1]: so many of the quota's CTAs copy, at least one; read when the copy begins, so that a
+  // recorded one can be governed. Null: all.
+  const int32_t* granted = nullptr;
 };
 
 }  // namespace augur::kernels

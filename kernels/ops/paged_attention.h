@@ -31,6 +31,14 @@ struct AttentionSegment {
   // [num_kv_heads][list_stride]: 64 floats an entry, added to the scaled scores. Null: none.
   const float* const* biases = nullptr;
   int list_stride = 0;
+  // Without blocks, and with many rows: each row's own blocks among those listed, ascending, the
+  // row's own block the last; as SelectBlocks leaves them, by absolute row: [rows of the
+  // call][num_kv_heads][choice_stride], [rows of the call][num_kv_heads]. Null: all up to its own.
+  // A row's bits are those that it has as a segment of one row with these blocks, in the same
+  // phase.
+  const int32_t* choices = nullptr;
+  const int32_t* choice_counts = nullptr;
+  int choice_stride = 0;
 };
 
 struct PagedAttentionParams {
@@ -49,12 +57,13 @@ struct PagedAttentionParams {
   Phase phase = Phase::kPrefill;  // kDecode: every segment has one row at most
   // Entries of the longest list, at most: what the host knows where it cannot read the segments.
   int max_entries = std::numeric_limits<int>::max();
-  // Some segment has biases, some segment has blocks: likewise what the host knows where it cannot
-  // read the segments. There they must be set when it is so, and choose the kernel: set alike for
-  // all calls of a policy, they do not make a row's bits depend on its company. The CPU looks at
-  // the segments instead.
+  // Some segment has biases, some has blocks, some has choices: likewise what the host knows where
+  // it cannot read the segments. There they must be set when it is so, and choose the kernel: set
+  // alike for all calls of a policy, they do not make a row's bits depend on its company. The CPU
+  // looks at the segments instead.
   bool has_biases = false;
   bool has_blocks = false;
+  bool has_choices = false;
   // Added to every segment's `pages`, in entries: lists of several layers that lie behind each
   // other share their segments.
   int64_t pages_offset = 0;

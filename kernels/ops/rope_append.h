@@ -19,7 +19,8 @@ struct AppendSegment {
 
 // Rotates q, k and forecast heads of every row by the row's position (the Hugging Face half-split
 // convention: element i pairs with i + head_dim/2) and writes k and v, rounded to dtype, into their
-// pages. q and forecast heads stay in qkv.
+// pages. q and forecast heads stay in qkv, unless `forecasts` is given: then the first
+// num_forecasts of the forecast heads go there instead, and qkv's are left as they were.
 struct RopeAppendParams {
   float* qkv = nullptr;  // [rows, row_stride]: q heads, k heads, v heads, forecast heads, the rest
   // [num_segments], in row order; rows outside of them are left alone.
@@ -36,6 +37,8 @@ struct RopeAppendParams {
   const float* cos = nullptr;  // [max_position, head_dim / 2]
   const float* sin = nullptr;  // [max_position, head_dim / 2]
   int64_t pages_offset = 0;    // added to every segment's `pages`, in entries
+  float* forecasts = nullptr;  // [rows, num_forecasts * head_dim], may be null
+  int num_forecasts = 0;       // at most num_forecast_heads
 };
 
 }  // namespace augur::kernels

@@ -1,8 +1,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/dtype.h"
+#include "kernels/ops/phase.h"
 #include "kernels/ops/segment.h"
 
 namespace augur::kernels {
@@ -61,6 +63,13 @@ struct SelectBlocksParams {
   int32_t* blocks = nullptr;  // [rows][num_kv_heads][selection_stride]
   int32_t* counts = nullptr;  // [rows][num_kv_heads]
   int selection_stride = 0;   // at least every segment's top_k
+  // What the host knows where it cannot read the segments; the CPU looks at these instead.
+  Phase phase = Phase::kPrefill;                     // kDecode: every segment has one row at most
+  int rows = 0;                                      // that q has: no segment's row is behind them
+  int max_blocks = std::numeric_limits<int>::max();  // up to any row's own, at most
+  // Added to every segment's `key_pages` (and `eviction_pages`), in entries: lists of several
+  // layers that lie behind each other share their segments.
+  int64_t key_pages_offset = 0;
 };
 
 }  // namespace augur::kernels

@@ -31,7 +31,8 @@ class KeyedSequence {
   }
 
   void Clear() {
-    compressed_.assign(table_.size() * shape_.num_kv_heads * KeyBytes(), std::byte{0xff});
+    compressed_.assign(size_t(KeyPages()) * kKeyPageBlocks * shape_.num_kv_heads * KeyBytes(),
+                       std::byte{0xff});
   }
 
   // The segment of tokens [first, first + count); entry 0 is null where the header allows it.
@@ -40,18 +41,23 @@ class KeyedSequence {
     const bool reads_before =
         first_block > 0 && first % 64 <= 15 && first + count > first_block * 64 + 15;
     std::vector<const std::byte*> pages;
-    std::vector<std::byte*> keys;
     for (int b = first_block - 1; b < end_block; ++b) {
       for (int h = 0; h < shape_.num_kv_heads; ++h) {
         const bool is_read = b >= first_block || reads_before;
         pages.push_back(is_read ? PageOf(b, h) : nullptr);
-        if (b >= first_block) keys.push_back(KeysOf(b, h));
+      }
+    }
+    std::vector<std::byte*> key_pages;
+    for (int h = 0; h < shape_.num_kv_heads; ++h) {
+      for (int page = 0; page < KeyPages(); ++page) {
+        key_pages.push_back(compressed_.data() + OffsetOf(page * kKeyPageBlocks, h));
       }
     }
     CompressSegment segment;
     segment.rows = {0, count, first};
     segment.pages = pages.data();
-    segment.keys = keys.data();
+    segment.key_pages = key_pages.data();
+    segment.key_page_stride = KeyPages();
     CompressKeysParams params;
     params.segments = &segment;
     params.num_segments = 1;
@@ -89,10 +95,10 @@ class KeyedSequence {
 
  private:
   size_t KeyBytes() const { return 4 * shape_.head_dim * BytesOf(shape_.dtype); }
+  int KeyPages() const { return static_cast<int>(table_.size()) / kKeyPageBlocks + 1; }
   size_t OffsetOf(int block, int head) const {
-    return (size_t(block) * shape_.num_kv_heads + head) * KeyBytes();
+    return (size_t(head) * KeyPages() * kKeyPageBlocks + block) * KeyBytes();
   }
-  std::byte* KeysOf(int block, int head) { return compressed_.data() + OffsetOf(block, head); }
   std::byte* PageOf(int block, int head) const {
     return pool_.kv().page(table_[block], shape_.layer, head);
   }

@@ -20,8 +20,8 @@ struct KeyShape {
   size_t key_bytes() const { return kBlockWindows * entry_bytes(); }
 };
 
-// A sequence's pages, of which all but the keys of its tokens is NaN, and a home for its compressed
-// keys; both [blocks][num_kv_heads].
+// A sequence's pages [blocks][num_kv_heads], of which all but the keys of its tokens is NaN, and a
+// home for its compressed keys, [num_kv_heads][key pages].
 class CompressedSequence {
  public:
   CompressedSequence(Backend& backend, const KeyShape& shape, int tokens)
@@ -29,7 +29,9 @@ class CompressedSequence {
         shape_(shape),
         blocks_((tokens + kBlockTokens - 1) / kBlockTokens),
         pages_(backend, blocks_ * shape.num_kv_heads * shape.page_bytes()),
-        keys_(backend, blocks_ * shape.num_kv_heads * shape.key_bytes()) {
+        key_pages_(static_cast<int>(blocks_) / kKeyPageBlocks + 1),
+        keys_(backend,
+              size_t(key_pages_) * kKeyPageBlocks * shape.num_kv_heads * shape.key_bytes()) {
     const size_t d = shape.head_dim;
     const std::vector<float> values = RandomFloats(tokens * shape.num_kv_heads * d, 17);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -48,17 +50,22 @@ class CompressedSequence {
     const bool reads_before = first_block > 0 && first % kBlockTokens <= 15 &&
                               first + count > first_block * kBlockTokens + 15;
     std::vector<const std::byte*> pages;
-    std::vector<std::byte*> keys;
     for (int b = first_block - 1; b < end_block; ++b) {
       for (int h = 0; h < shape_.num_kv_heads; ++h) {
         pages.push_back(b >= first_block || reads_before ? Page(b, h) : nullptr);
-        if (b >= first_block) keys.push_back(keys_.data() + KeyOffset(b, h));
+      }
+    }
+    std::vector<std::byte*> keys;
+    for (int h = 0; h < shape_.num_kv_heads; ++h) {
+      for (int page = 0; page < key_pages_; ++page) {
+        keys.push_back(keys_.data() + KeyOffset(page * kKeyPageBlocks, h));
       }
     }
     page_lists_.emplace_back(*backend_, pages);
     key_lists_.emplace_back(*backend_, keys);
     segment.pages = page_lists_.back().data();
-    segment.keys = key_lists_.back().data();
+    segment.key_pages = key_lists_.back().data();
+    segment.key_page_stride = key_pages_;
     return segment;
   }
 
@@ -96,13 +103,15 @@ class CompressedSequence {
     return pages_.data() + (block * shape_.num_kv_heads + head) * shape_.page_bytes();
   }
   size_t KeyOffset(size_t block, size_t head) const {
-    return (block * shape_.num_kv_heads + head) * shape_.key_bytes();
+    return (head * key_pages_ * kKeyPageBlocks + block) * shape_.key_bytes();
   }
 
   Backend* backend_;
   KeyShape shape_;
   size_t blocks_;
-  SharedArray<std::byte> pages_, keys_;
+  SharedArray<std::byte> pages_;
+  int key_pages_;
+  SharedArray<std::byte> keys_;
   std::vector<SharedArray<const std::byte*>> page_lists_;
   std::vector<SharedArray<std::byte*>> key_lists_;
 };

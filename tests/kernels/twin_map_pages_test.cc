@@ -35,6 +35,7 @@ void CheckMapPages(Backend& backend, const MapShape& shape, int count) {
                     .lists = lists.data(),
                     .page_bytes = page_bytes,
                     .num_layers = shape.layers,
+                    .end_layer = shape.layers,
                     .num_kv_heads = shape.kv_heads,
                     .max_blocks = shape.max_blocks});
   backend.Synchronize();

@@ -1,0 +1,20 @@
+#include <cstring>
+
+#include "kernels/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/ops/page_copy.h"
+
+namespace augur::kernels {
+
+// The quota is the device's affair: here the copy has ended when the call returns.
+void CpuBackend::CopyPages(const PageCopyParams& params) {
+  AUGUR_CHECK(params.page_bytes > 0);
+  const int num_pages = params.num_pages == nullptr ? params.known_pages : *params.num_pages;
+  ForRows(num_pages, params.page_bytes, [&](int first, int end, int) {
+    for (int i = first; i < end; ++i) {
+      std::memcpy(params.pages[i].to, params.pages[i].from, params.page_bytes);
+    }
+  });
+}
+
+}  // namespace augur::kernels
