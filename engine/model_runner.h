@@ -43,6 +43,9 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   virtual void Run(const StepInputs& inputs, StepOutputs* outputs) = 0;
+  // Before a sequence is saved or released: the runner forgets it. `keep`: what *kv says of its
+  // slots is brought up to date first, where the runner keeps them elsewhere.
+  virtual void Leave(memory::SequenceKv*, bool /*keep*/) {}
   // How long all Runs together have waited for a device, on the clock of the runner's maker; what
   // is left of their time the engine thread was busy.
   virtual int64_t waited_ns() const { return 0; }

@@ -36,6 +36,7 @@
 #include "kernels/ops/rope_append.h"
 #include "kernels/ops/sample_tokens.h"
 #include "kernels/ops/select_blocks.h"
+#include "kernels/ops/stamp.h"
 #include "kernels/ops/sum_channels.h"
 
 namespace augur::kernels {
@@ -98,6 +99,7 @@ class Backend {
   virtual void ListSpills(const ListSpillsParams& params) = 0;
   virtual void ListPageCopies(const ListPageCopiesParams& params) = 0;
   virtual void CopyPages(const PageCopyParams& params) = 0;
+  virtual void Stamp(const StampParams& params) = 0;
 
   // Orders of ops beside this one, so that copies and what chooses them run while the ops of this
   // order compute. On a lane only selection's ops, CopyPages and its lists, Copy, Mark, Passed and

@@ -14,11 +14,7 @@ namespace {
 
 using kernels::Backend;
 using kernels::kBlockTokens;
-using kernels::MappedBlock;
-using kernels::Phase;
-
-// Page list entries that one upload carries: a new sequence of 256 Ki tokens, or any decode step.
-constexpr int kMappedAtOnce = 4096;
+using kernels::Segment;
 
 bool SameDraw(const kernels::SamplingRow& a, const kernels::SamplingRow& b) {
   return a.temperature == b.temperature && a.top_k == b.top_k && a.top_p == b.top_p &&
@@ -36,6 +32,23 @@ bool IsDecodeRow(const StepSegment& segment) {
 int GeneratedRows(const StepSegment& segment) {
   const int end = segment.rows.first_position + segment.rows.num_rows;
   return std::clamp(end - segment.prompt_tokens, 0, segment.rows.num_rows);
+}
+
+AttentionPolicy PolicyOf(const StepSegment& segment, int position) {
+  return PolicyAt(*segment.attention, position, segment.prompt_tokens);
+}
+
+// Whether its rows work in the staging area (engine/attention/device_attention.h).
+bool IsStaged(const StepSegment& segment) {
+  if (!segment.kv->tiered()) return false;
+  const bool one_generated = segment.rows.num_rows == 1 && GeneratedRows(segment) == 1;
+  return !one_generated ||
+         PolicyOf(segment, segment.rows.first_position) == AttentionPolicy::kDense;
+}
+
+bool Covers(const AttentionCalls& all, const AttentionCalls& some) {
+  return all.dense >= some.dense && all.sparse >= some.sparse && all.forecast >= some.forecast &&
+         all.tiered >= some.tiered;
 }
 
 }  // namespace
@@ -58,88 +71,163 @@ std::vector<int> LengthClasses(int max_blocks) {
 
 absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
     Backend* backend, const ModelConfig& config, TransformerWeights weights,
-    const DeviceRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock) {
+    const DeviceRunnerOptions& options, memory::KvMemory* kv, memory::DeviceTransfers* transfers,
+    const memory::Clock* clock) {
   std::unique_ptr<DeviceRunner> runner(
-      new DeviceRunner(backend, config, options, kv->store()->pools(), clock));
+      new DeviceRunner(backend, config, options, kv, transfers, clock));
+  // q, k, v, then the Forecast for the next layer and, in layer 0, the heads for itself.
+  const int kv_widths = options.has_forecast ? 4 : 2;
   AUGUR_ASSIGN_OR_RETURN(
       runner->layers_,
       TransformerLayers::Create(backend, config, std::move(weights),
                                 {.max_rows = options.max_rows,
                                  .max_sampled = options.max_segments,
                                  .max_context = options.max_context,
-                                 .qkv_stride = config.q_width() + 2 * config.kv_width()}));
-  AUGUR_ASSIGN_OR_RETURN(runner->decode_tables_,
-                         StepTables::Create(backend, options.max_segments, options.max_segments));
-  AUGUR_ASSIGN_OR_RETURN(runner->mixed_tables_,
-                         StepTables::Create(backend, options.max_rows, options.max_segments));
+                                 .qkv_stride = config.q_width() + kv_widths * config.kv_width()}));
+  AUGUR_RETURN_IF_ERROR(runner->CreateAttention());
   AUGUR_RETURN_IF_ERROR(runner->Allocate());
   runner->RecordGraphs();
   return runner;
 }
 
 DeviceRunner::DeviceRunner(Backend* backend, const ModelConfig& config,
-                           const DeviceRunnerOptions& options, const memory::KvPools& pools,
-                           const memory::Clock* clock)
+                           const DeviceRunnerOptions& options, memory::KvMemory* kv,
+                           memory::DeviceTransfers* transfers, const memory::Clock* clock)
     : backend_(backend),
       config_(config),
       options_(options),
-      pools_(pools),
+      store_(kv->store()),
+      stats_(kv->stats()),
+      transfers_(transfers),
       clock_(clock),
       max_blocks_(BlocksFor(options.max_context)),
       buckets_(DecodeBuckets(options.max_segments)),
       classes_(LengthClasses(max_blocks_)),
-      page_tables_(options.max_segments) {
+      counted_(config.num_layers) {
   AUGUR_CHECK(options.max_segments > 0 && options.max_segments <= options.max_rows);
-  pieces_.reserve(options.max_rows);
+  AUGUR_CHECK(options.max_slots == 0 || transfers != nullptr);
 }
 
 DeviceRunner::~DeviceRunner() {
   backend_->Synchronize();
   graphs_.clear();
-  for (void* allocation : allocations_) backend_->Free(allocation);
+  for (void* allocation : host_allocations_) backend_->Free(allocation);
 }
 
-absl::StatusOr<std::byte*> DeviceRunner::AllocateBytes(bool host, size_t bytes) {
-  void* const data = host ? backend_->AllocateHost(bytes) : backend_->Allocate(bytes);
+absl::Status DeviceRunner::CreateAttention() {
+  AUGUR_ASSIGN_OR_RETURN(tables_, SequenceTables::Create(backend_, store_->pools(),
+                                                         {.num_tables = options_.max_segments,
+                                                          .max_blocks = max_blocks_,
+                                                          .max_slots = options_.max_slots,
+                                                          .selects = options_.max_top_k > 0}));
+  AUGUR_ASSIGN_OR_RETURN(
+      attention_, DeviceAttention::Create(backend_,
+                                          {.num_layers = config_.num_layers,
+                                           .num_q_heads = config_.num_q_heads,
+                                           .num_kv_heads = config_.num_kv_heads,
+                                           .head_dim = config_.head_dim,
+                                           .kv_dtype = options_.kv_dtype,
+                                           .out_dtype = layers_->activation_dtype(),
+                                           .has_forecast = options_.has_forecast,
+                                           .max_rows = options_.max_rows,
+                                           .max_segments = options_.max_segments,
+                                           .max_top_k = std::min(options_.max_top_k, max_blocks_),
+                                           .prefetch = options_.prefetch,
+                                           .copy_ctas = options_.copy_ctas,
+                                           .row_stride = layers_->qkv_stride(),
+                                           .cos = layers_->cos(),
+                                           .sin = layers_->sin()},
+                                          tables_.get(), transfers_));
+  if (options_.max_slots == 0) return absl::OkStatus();
+  // A chunk's blocks, two that each sequence ends or begins, and some of one that is moved behind.
+  constexpr int kMovedBehind = 256;
+  const int spilled = options_.max_rows / kBlockTokens + 2 * options_.max_segments + kMovedBehind;
+  AUGUR_ASSIGN_OR_RETURN(spills_,
+                         SpillQueue::Create(backend_, tables_.get(), store_, transfers_, spilled));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> DeviceRunner::AllocateHost(size_t bytes) {
+  void* const data = backend_->AllocateHost(bytes);
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no ", host ? "pinned memory" : "memory", " for page lists and tokens: ", bytes,
-        " bytes (batch ", options_.max_segments, ", context ", options_.max_context, ")"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no pinned memory for a step's results: ", bytes, " bytes (batch ",
+                     options_.max_segments, ")"));
   }
-  allocations_.push_back(data);
+  host_allocations_.push_back(data);
   return static_cast<std::byte*>(data);
 }
 
 absl::Status DeviceRunner::Allocate() {
-  const size_t segments = options_.max_segments;
-  const size_t list_bytes = segments * pools_.layout.num_groups() * max_blocks_ * sizeof(void*);
-  constexpr size_t kMappedBytes = kMappedAtOnce * sizeof(MappedBlock);
-  const size_t token_bytes = segments * sizeof(int32_t);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const lists, AllocateBytes(false, list_bytes));
-  page_lists_ = reinterpret_cast<std::byte**>(lists);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped, AllocateBytes(false, kMappedBytes));
-  device_mapped_ = reinterpret_cast<MappedBlock*>(mapped);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const mapped_here, AllocateBytes(true, kMappedBytes));
-  host_mapped_ = reinterpret_cast<MappedBlock*>(mapped_here);
-  AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens, AllocateBytes(false, token_bytes));
-  device_tokens_ = reinterpret_cast<int32_t*>(tokens);
-  for (int32_t*& tokens_here : host_tokens_) {
-    AUGUR_ASSIGN_OR_RETURN(std::byte* const here, AllocateBytes(true, token_bytes));
-    tokens_here = reinterpret_cast<int32_t*>(here);
+  const auto bytes_of = [&](int rows) {
+    constexpr size_t kAlignments = 3 * 64;
+    const size_t sampled = options_.max_segments * (sizeof(int32_t) + sizeof(kernels::SamplingRow));
+    return rows * sizeof(int32_t) + sampled + kAlignments +
+           attention_->BytesOfStep(rows, options_.max_segments);
+  };
+  AUGUR_ASSIGN_OR_RETURN(decode_tables_,
+                         StepTables::Create(backend_, bytes_of(options_.max_segments)));
+  AUGUR_ASSIGN_OR_RETURN(mixed_tables_, StepTables::Create(backend_, bytes_of(options_.max_rows)));
+  device_tokens_ = kernels::BackendArray<int32_t>(backend_, options_.max_segments);
+  if (!device_tokens_.allocated()) return absl::ResourceExhaustedError("no memory for tokens");
+  const size_t layers = config_.num_layers;
+  for (StepResult& result : results_) {
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens,
+                           AllocateHost(options_.max_segments * sizeof(int32_t)));
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const placement,
+                           AllocateHost(layers * sizeof(kernels::PlacementCounts)));
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const stamps, AllocateHost(2 * layers * sizeof(int64_t)));
+    result = {.tokens = reinterpret_cast<int32_t*>(tokens),
+              .placement = reinterpret_cast<kernels::PlacementCounts*>(placement),
+              .stamps = reinterpret_cast<int64_t*>(stamps)};
   }
   return absl::OkStatus();
 }
 
+// Dense steps, steps of what the deployment's requests mostly are, and whatever else may come.
+std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
+  const bool tiered = options_.max_slots > 0;
+  std::vector<AttentionCalls> calls;
+  if (options_.resident) calls.push_back({.dense = true});
+  if (options_.max_top_k == 0) return calls;
+  if (options_.decode_policy == AttentionPolicy::kSparse) {
+    calls.push_back({.sparse = true, .tiered = tiered});
+  }
+  if (options_.decode_policy == AttentionPolicy::kForecast) {
+    calls.push_back({.forecast = true, .tiered = tiered});
+  }
+  calls.push_back({.dense = options_.resident,
+                   .sparse = true,
+                   .forecast = options_.has_forecast,
+                   .tiered = tiered});
+  return calls;
+}
+
+const AttentionCalls& DeviceRunner::CoveringCalls(const AttentionCalls& calls) const {
+  const auto found = std::find_if(recorded_.begin(), recorded_.end(),
+                                  [&](const AttentionCalls& all) { return Covers(all, calls); });
+  AUGUR_CHECK(found != recorded_.end());
+  return *found;
+}
+
 void DeviceRunner::RecordGraphs() {
-  for (const int bucket : buckets_) {
-    for (const int blocks : classes_) {
-      const StepShape shape{.phases = {.decode_rows = bucket, .rows = bucket},
-                            .decode_segments = bucket,
-                            .segments = bucket,
-                            .sampled = bucket,
-                            .max_blocks = blocks};
-      graphs_[{bucket, blocks}] = backend_->Record(
-          [&](Backend* recorder) { RunOps(recorder, shape, decode_tables_->device()); });
+  recorded_ = RecordedCalls();
+  for (const AttentionCalls& calls : recorded_) {
+    for (const int bucket : buckets_) {
+      for (const int blocks : classes_) {
+        const StepShape shape{.phases = {.decode_rows = bucket, .rows = bucket},
+                              .sampled = bucket,
+                              .max_blocks = blocks,
+                              .calls = calls};
+        attention_->Begin();
+        host_ = {};
+        PadToGraph(bucket);
+        decode_tables_->Begin();
+        const StepArrays arrays = Put(decode_tables_.get());
+        attention_->Finish(decode_tables_.get(), calls, bucket, blocks);
+        graphs_[{calls, bucket, blocks}] =
+            backend_->Record([&](Backend* recorder) { RunOps(recorder, shape, arrays); });
+      }
     }
   }
 }
@@ -148,7 +236,6 @@ void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   const int rows = static_cast<int>(inputs.token_ids.size());
   AUGUR_CHECK(rows > 0 && rows <= options_.max_rows);
   AUGUR_CHECK(static_cast<int>(inputs.segments.size()) <= options_.max_segments);
-  ++step_;
   MatchAhead(inputs);
   const InFlight foreseen = ahead_;
   const int answered = static_cast<int>(
@@ -156,24 +243,46 @@ void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   rows_foreseen_ += answered;
   InFlight rest;
   if (answered < static_cast<int>(inputs.segments.size())) rest = LaunchRest(inputs);
+  NoteComputed(inputs);
   // Before the wait: so the device goes on while the host learns what this step drew.
   has_ahead_ = options_.run_ahead && GatherGraphRows(inputs);
   if (has_ahead_) LaunchAhead();
   if (answered > 0) WaitFor(foreseen);
-  if (rest.tokens != nullptr) WaitFor(rest);
+  if (rest.mark != 0) WaitFor(rest);
   if (has_ahead_) {
-    const int32_t* tokens = answered > 0 ? foreseen.tokens : rest.tokens;
+    const int32_t* tokens = answered > 0 ? foreseen.result.tokens : rest.result.tokens;
     last_tokens_.assign(tokens, tokens + ahead_rows_.size());
   }
   outputs->tokens.assign(inputs.segments.size(), 0);
   int next = 0;
   for (size_t i = 0; i < inputs.segments.size(); ++i) {
     if (answered_[i] >= 0) {
-      outputs->tokens[i] = foreseen.tokens[answered_[i]];
+      outputs->tokens[i] = foreseen.result.tokens[answered_[i]];
     } else if (inputs.segments[i].wants_token) {
-      outputs->tokens[i] = rest.tokens[next++];
+      outputs->tokens[i] = rest.result.tokens[next++];
     }
   }
+}
+
+// What the step's rows complete is on the device, or will be in the order of ops.
+void DeviceRunner::NoteComputed(const StepInputs& inputs) {
+  for (const StepSegment& segment : inputs.segments) {
+    const int complete = CompleteBlocks(segment.rows);
+    segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, complete);
+  }
+  if (spills_ == nullptr) return;
+  const auto add = [&](bool staged) {
+    for (const StepSegment& segment : inputs.segments) {
+      // A chunk on a block's edge has sent its pages; a block begun before lies in its slot.
+      const bool sent = IsStaged(segment) && segment.rows.first_position % kBlockTokens == 0;
+      if (sent != staged) continue;
+      spills_->Add(segment.kv, tables_->TableOf(segment.kv->id), CompleteBlocks(segment.rows),
+                   staged);
+    }
+  };
+  add(true);
+  add(false);
+  spills_->Flush();
 }
 
 void DeviceRunner::MatchAhead(const StepInputs& inputs) {
@@ -199,110 +308,186 @@ void DeviceRunner::MatchAhead(const StepInputs& inputs) {
 DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   StepShape shape = PlanPieces(inputs);
   sampled_ = shape.sampled;
-  const bool as_graph =
-      shape.phases.decode_rows == shape.phases.rows && shape.phases.rows <= options_.max_segments;
+  const bool as_graph = pieces_.decode.size() == static_cast<size_t>(shape.phases.rows) &&
+                        shape.phases.rows <= options_.max_segments;
+  // What staged rows will read has been written, and lists of earlier steps have been read.
+  const bool staged = !pieces_.staged_generated.empty() || !pieces_.staged_prompt.empty();
+  if (staged) backend_->Follow(backend_->OnLane(kernels::Lane::kSpill));
+  attention_->Begin();
+  FillRows(inputs);
   StepTables* const tables = as_graph ? decode_tables_.get() : mixed_tables_.get();
-  const StepArrays& host = tables->BeginHost();
-  FillTables(inputs, shape, host);
-  std::pair<int, int> graph;
-  if (as_graph) graph = PadToGraph(host, shape);
-  UploadMapped();
+  GraphKey graph;
+  if (as_graph) {
+    graph = KeyOf(shape);
+    PadToGraph(std::get<1>(graph));
+    shape.calls = std::get<0>(graph);
+  }
+  tables->Begin();
+  const StepArrays arrays = Put(tables);
+  attention_->Finish(tables, shape.calls, as_graph ? std::get<1>(graph) : shape.phases.rows,
+                     as_graph ? std::get<2>(graph) : shape.max_blocks);
+  tables_->Upload();
   tables->Upload();
   if (as_graph) {
     backend_->Launch(*graphs_.at(graph));
   } else {
-    RunOps(backend_, shape, tables->device());
+    RunOps(backend_, shape, arrays);
   }
-  return CopyTokens(shape.sampled);
+  return CopyResult(shape.sampled, shape.calls);
 }
 
-// Decode rows first, in order of segments, then the prompts' pieces.
 DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
   StepShape shape;
-  pieces_.clear();
-  for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    const StepSegment& segment = inputs.segments[i];
-    if (answered_[i] >= 0) continue;
-    const int end = segment.rows.first_position + segment.rows.num_rows;
-    AUGUR_CHECK(segment.rows.num_rows > 0 && end <= options_.max_context);
-    const int table = page_tables_.TableOf(*segment.kv, EndBlock(segment.rows), step_, &mapped_);
-    shape.max_blocks = std::max(shape.max_blocks, EndBlock(segment.rows));
-    for (int row = segment.rows.num_rows - GeneratedRows(segment); row < segment.rows.num_rows;
-         ++row) {
-      pieces_.push_back({&segment, row, 1, table});
-    }
-    shape.phases.rows += segment.rows.num_rows;
-    shape.sampled += segment.wants_token ? 1 : 0;
+  for (std::vector<Piece>* pieces :
+       {&pieces_.decode, &pieces_.staged_generated, &pieces_.prompt, &pieces_.staged_prompt}) {
+    pieces->clear();
   }
-  shape.decode_segments = static_cast<int>(pieces_.size());
-  shape.phases.decode_rows = shape.decode_segments;
   for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    const StepSegment& segment = inputs.segments[i];
-    const int prompt_rows = segment.rows.num_rows - GeneratedRows(segment);
-    if (answered_[i] >= 0 || prompt_rows == 0) continue;
-    const int table = page_tables_.TableOf(*segment.kv, 0, step_, &mapped_);
-    pieces_.push_back({&segment, 0, prompt_rows, table});
+    if (answered_[i] < 0) PlanSegment(inputs.segments[i], &shape);
   }
-  shape.segments = static_cast<int>(pieces_.size());
   return shape;
 }
 
-void DeviceRunner::FillTables(const StepInputs& inputs, const StepShape& shape,
-                              const StepArrays& host) {
-  last_rows_.assign(inputs.segments.size(), 0);
-  int row = 0;
-  for (int i = 0; i < shape.segments; ++i) {
-    const Piece& piece = pieces_[i];
-    const kernels::Segment& from = piece.segment->rows;
-    const kernels::Segment rows{.first_row = row,
-                                .num_rows = piece.num_rows,
-                                .first_position = from.first_position + piece.first_token};
-    std::copy_n(inputs.token_ids.data() + from.first_row + piece.first_token, piece.num_rows,
-                host.token_ids + row);
-    PutRows(host, i, rows, piece.table);
-    row += piece.num_rows;
-    // A segment's last token is the last row of its last piece.
-    if (piece.first_token + piece.num_rows == from.num_rows) {
-      last_rows_[piece.segment - inputs.segments.data()] = row - 1;
+// Cut where the token's phase or policy changes.
+void DeviceRunner::PlanSegment(const StepSegment& segment, StepShape* shape) {
+  const Segment& rows = segment.rows;
+  const int end = rows.first_position + rows.num_rows;
+  AUGUR_CHECK(rows.num_rows > 0 && end <= options_.max_context);
+  const bool staged = IsStaged(segment);
+  const int table = Prepare(segment, rows, staged);
+  const int first_generated = end - GeneratedRows(segment);
+  for (int position = rows.first_position; position < end;) {
+    const bool generated = position >= first_generated;
+    const int next =
+        generated ? position + 1
+                  : std::min(first_generated,
+                             NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
+    Piece piece{.attention = {.segment = &segment,
+                              .rows = {.num_rows = next - position, .first_position = position},
+                              .table = table,
+                              .policy = PolicyOf(segment, position)},
+                .first_token = position - rows.first_position};
+    if (generated) {
+      (staged ? pieces_.staged_generated : pieces_.decode).push_back(piece);
+      if (!staged) AddCalls(piece.attention, shape);
+    } else {
+      (staged ? pieces_.staged_prompt : pieces_.prompt).push_back(piece);
     }
+    position = next;
   }
-  int sampled = 0;
+  shape->phases.decode_rows += GeneratedRows(segment);
+  shape->phases.rows += rows.num_rows;
+  shape->sampled += segment.wants_token ? 1 : 0;
+  shape->max_blocks = std::max(shape->max_blocks, EndBlock(rows));
+}
+
+int DeviceRunner::Prepare(const StepSegment& segment, const Segment& rows, bool staged) {
+  memory::SequenceKv* const kv = segment.kv;
+  const int first = FirstBlock(rows);
+  if (!kv->tiered()) return tables_->Prepare(*kv, EndBlock(rows), 0);
+  if (staged) {
+    const bool on_edge = rows.first_position % kBlockTokens == 0;
+    return tables_->Prepare(*kv, EndBlock(rows), on_edge ? CompleteBlocks(rows) : first);
+  }
+  WaitForWrites(kv, first, segment.attention->budget.local);
+  // The block before is read where it was written, for the window that crosses into this one.
+  return tables_->Prepare(*kv, EndBlock(rows), std::min(first - 1, kv->landed_everywhere()));
+}
+
+// Slots of all blocks outside the local window of `block` may be victims: they must have landed.
+void DeviceRunner::WaitForWrites(memory::SequenceKv* kv, int block, int local) {
+  while (kv->landed_everywhere() < block - local + 1) {
+    AUGUR_CHECK(!kv->writes.empty());
+    transfers_->Wait(kv->writes.front().ticket);
+    store_->PollWrites(kv);
+  }
+}
+
+void DeviceRunner::AddCalls(const AttentionPiece& piece, StepShape* shape) const {
+  shape->calls.dense |= piece.policy == AttentionPolicy::kDense;
+  shape->calls.sparse |= piece.policy == AttentionPolicy::kSparse;
+  shape->calls.forecast |= piece.policy == AttentionPolicy::kForecast;
+  shape->calls.tiered |= piece.segment->kv->tiered();
+}
+
+void DeviceRunner::FillRows(const StepInputs& inputs) {
+  host_.token_ids.clear();
+  host_.sampled_rows.clear();
+  host_.sampling.clear();
+  last_rows_.assign(inputs.segments.size(), 0);
+  for (std::vector<Piece>* pieces :
+       {&pieces_.decode, &pieces_.staged_generated, &pieces_.prompt, &pieces_.staged_prompt}) {
+    for (Piece& piece : *pieces) FillPiece(inputs, &piece);
+  }
+  for (const Piece& piece : pieces_.decode) attention_->AddDecodeRow(piece.attention);
+  for (const Piece& piece : pieces_.prompt) attention_->AddPrompt(piece.attention);
+  AddStaged();
   for (size_t i = 0; i < inputs.segments.size(); ++i) {
     if (answered_[i] >= 0 || !inputs.segments[i].wants_token) continue;
-    host.sampled_rows[sampled] = last_rows_[i];
-    host.sampling[sampled] = inputs.segments[i].sampling;
-    ++sampled;
+    host_.sampled_rows.push_back(last_rows_[i]);
+    host_.sampling.push_back(inputs.segments[i].sampling);
   }
 }
 
-void DeviceRunner::PutRows(const StepArrays& host, int index, const kernels::Segment& rows,
-                           int table) const {
-  std::byte** const lists = page_lists_ + size_t(table) * pools_.layout.num_groups() * max_blocks_;
-  host.append[index] = {.rows = rows,
-                        .pages = lists + FirstBlock(rows),
-                        .block_stride = 1,
-                        .head_stride = max_blocks_};
-  host.attend[index] = {.rows = rows, .pages = lists, .list_stride = max_blocks_};
+void DeviceRunner::FillPiece(const StepInputs& inputs, Piece* piece) {
+  Segment& rows = piece->attention.rows;
+  const StepSegment& segment = *piece->attention.segment;
+  rows.first_row = static_cast<int>(host_.token_ids.size());
+  const auto first = inputs.token_ids.begin() + segment.rows.first_row + piece->first_token;
+  host_.token_ids.insert(host_.token_ids.end(), first, first + rows.num_rows);
+  // A segment's last token is the last row of its last piece.
+  if (piece->first_token + rows.num_rows == segment.rows.num_rows) {
+    last_rows_[&segment - inputs.segments.data()] = rows.first_row + rows.num_rows - 1;
+  }
 }
 
-// A row that belongs to nobody: it embeds token 0, attends to nothing, and what is drawn for it is
+void DeviceRunner::AddStaged() {
+  size_t generated = 0, prompt = 0;
+  const auto take = [](const std::vector<Piece>& from, size_t* at, const StepSegment* segment,
+                       std::vector<AttentionPiece>* to) {
+    to->clear();
+    while (*at < from.size() && from[*at].attention.segment == segment) {
+      to->push_back(from[(*at)++].attention);
+    }
+  };
+  const auto segment_at = [](const std::vector<Piece>& from, size_t at) {
+    return at < from.size() ? from[at].attention.segment : nullptr;
+  };
+  while (true) {
+    // Both lists are in the order of segments.
+    const StepSegment* next = segment_at(pieces_.staged_generated, generated);
+    const StepSegment* other = segment_at(pieces_.staged_prompt, prompt);
+    if (next == nullptr || (other != nullptr && other < next)) next = other;
+    if (next == nullptr) return;
+    take(pieces_.staged_generated, &generated, next, &staged_generated_);
+    take(pieces_.staged_prompt, &prompt, next, &staged_prompt_);
+    attention_->AddStaged(staged_generated_, staged_prompt_);
+  }
+}
+
+DeviceRunner::GraphKey DeviceRunner::KeyOf(const StepShape& shape) const {
+  return {CoveringCalls(shape.calls),
+          *std::lower_bound(buckets_.begin(), buckets_.end(), shape.phases.rows),
+          *std::lower_bound(classes_.begin(), classes_.end(), shape.max_blocks)};
+}
+
+// Rows that belong to nobody: they embed token 0, attend to nothing, and what is drawn for them is
 // not read.
-void DeviceRunner::PutPadding(const StepArrays& host, int row) const {
-  host.token_ids[row] = 0;
-  host.append[row] = {.rows = {.first_row = row}};
-  host.attend[row] = {.rows = {.first_row = row}};
-  host.sampled_rows[row] = row;
-  host.sampling[row] = {.temperature = 0.0f};
+void DeviceRunner::PadToGraph(int bucket) {
+  for (int row = static_cast<int>(host_.token_ids.size()); row < bucket; ++row) {
+    host_.token_ids.push_back(0);
+    attention_->AddPadding(row);
+  }
+  while (static_cast<int>(host_.sampled_rows.size()) < bucket) {
+    host_.sampled_rows.push_back(0);
+    host_.sampling.push_back({.temperature = 0.0f});
+  }
 }
 
-std::pair<int, int> DeviceRunner::PadToGraph(const StepArrays& host, const StepShape& shape) const {
-  const int bucket = *std::lower_bound(buckets_.begin(), buckets_.end(), shape.phases.rows);
-  for (int row = shape.phases.rows; row < bucket; ++row) PutPadding(host, row);
-  for (int i = shape.sampled; i < shape.phases.rows; ++i) {
-    host.sampled_rows[i] = 0;
-    host.sampling[i] = {.temperature = 0.0f};
-  }
-  return {bucket, *std::lower_bound(classes_.begin(), classes_.end(), shape.max_blocks)};
+DeviceRunner::StepArrays DeviceRunner::Put(StepTables* tables) {
+  return {.token_ids = tables->Put(host_.token_ids),
+          .sampled_rows = tables->Put(host_.sampled_rows),
+          .sampling = tables->Put(host_.sampling)};
 }
 
 // Only where all tokens of this step lie in one order on the device: that of the graph which it
@@ -316,13 +501,9 @@ bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
     const StepSegment& segment = inputs.segments[i];
     if ((answered_[i] >= 0) != by_ahead || !IsDecodeRow(segment)) return false;
     const int position = segment.rows.first_position + 1;
-    // The engine may have no block for it, and a sequence at its end needs none.
-    if (position / kBlockTokens >= static_cast<int>(segment.kv->frames.size()) ||
-        position >= options_.max_context) {
-      continue;
-    }
+    if (!MayRunAhead(segment, position)) continue;
     GraphRow& row = graph_rows_[by_ahead ? answered_[i] : i];
-    row = {segment.kv, segment.kv->id, segment.kv->frames_epoch, position, segment.sampling};
+    row = {&segment, segment.kv->id, segment.kv->frames_epoch, position, segment.sampling};
     row.sampling.position += 1;
     ++going_on;
   }
@@ -330,117 +511,119 @@ bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
   return going_on > 0 && 4 * going_on >= 3 * static_cast<int>(graph_rows_.size());
 }
 
+// The engine may have no block for it, and a sequence at its end needs none; nothing is waited for.
+bool DeviceRunner::MayRunAhead(const StepSegment& segment, int position) const {
+  const memory::SequenceKv& kv = *segment.kv;
+  const size_t blocks = kv.tiered() ? kv.host_blocks.size() : kv.frames.size();
+  const int block = position / kBlockTokens;
+  if (block >= static_cast<int>(blocks) || position >= options_.max_context) return false;
+  if (!kv.tiered()) return true;
+  return PolicyOf(segment, position) != AttentionPolicy::kDense &&
+         kv.landed_everywhere() >= block - segment.attention->budget.local + 1;
+}
+
 void DeviceRunner::LaunchAhead() {
   ahead_rows_.swap(graph_rows_);
   const int rows = static_cast<int>(ahead_rows_.size());
-  StepShape shape{.phases = {.decode_rows = rows, .rows = rows},
-                  .decode_segments = rows,
-                  .segments = rows,
-                  .sampled = rows};
-  const StepArrays& host = decode_tables_->BeginHost();
+  StepShape shape{.phases = {.decode_rows = rows, .rows = rows}, .sampled = rows};
+  attention_->Begin();
+  host_.token_ids.assign(rows, 0);  // the device has them
+  host_.sampled_rows.clear();
+  host_.sampling.clear();
   for (int i = 0; i < rows; ++i) {
     GraphRow& row = ahead_rows_[i];
-    PutPadding(host, i);
-    if (row.kv == nullptr) continue;
-    const kernels::Segment one{.first_row = i, .num_rows = 1, .first_position = row.position};
-    const int blocks = EndBlock(one);
-    PutRows(host, i, one, page_tables_.TableOf(*row.kv, blocks, step_, &mapped_));
-    host.sampling[i] = row.sampling;
-    row.kv = nullptr;
-    shape.max_blocks = std::max(shape.max_blocks, blocks);
+    host_.sampled_rows.push_back(i);
+    host_.sampling.push_back(row.sampling);
+    if (row.segment == nullptr) {
+      attention_->AddPadding(i);
+      host_.sampling.back().temperature = 0.0f;
+      continue;
+    }
+    const Segment one{.first_row = i, .num_rows = 1, .first_position = row.position};
+    const AttentionPiece piece{.segment = row.segment,
+                               .rows = one,
+                               .table = Prepare(*row.segment, one, /*staged=*/false),
+                               .policy = PolicyOf(*row.segment, row.position)};
+    attention_->AddDecodeRow(piece);
+    AddCalls(piece, &shape);
+    row.segment = nullptr;
+    shape.max_blocks = std::max(shape.max_blocks, EndBlock(one));
   }
-  const std::pair<int, int> graph = PadToGraph(host, shape);
-  UploadMapped();
+  const GraphKey graph = KeyOf(shape);
+  const auto& [calls, bucket, blocks] = graph;
+  PadToGraph(bucket);
+  decode_tables_->Begin();
+  const StepArrays arrays = Put(decode_tables_.get());
+  attention_->Finish(decode_tables_.get(), calls, bucket, blocks);
+  tables_->Upload();
   decode_tables_->Upload();
-  backend_->Copy(decode_tables_->device().token_ids, device_tokens_, rows * sizeof(int32_t));
+  backend_->Copy(arrays.token_ids, device_tokens_.data(), rows * sizeof(int32_t));
   backend_->Launch(*graphs_.at(graph));
-  ahead_ = CopyTokens(rows);
-}
-
-void DeviceRunner::UploadMapped() {
-  for (size_t first = 0; first < mapped_.size(); first += kMappedAtOnce) {
-    backend_->Wait(mapped_mark_);  // host_mapped_ may still be being read
-    const size_t count = std::min<size_t>(kMappedAtOnce, mapped_.size() - first);
-    std::copy_n(mapped_.data() + first, count, host_mapped_);
-    backend_->Copy(device_mapped_, host_mapped_, count * sizeof(MappedBlock));
-    mapped_mark_ = backend_->Mark();
-    backend_->MapPages({.mapped = device_mapped_,
-                        .num_mapped = static_cast<int>(count),
-                        .pool = pools_.device,
-                        .lists = page_lists_,
-                        .page_bytes = pools_.layout.page_bytes,
-                        .num_layers = config_.num_layers,
-                        .end_layer = config_.num_layers,
-                        .num_kv_heads = config_.num_kv_heads,
-                        .max_blocks = max_blocks_});
-  }
-  mapped_.clear();
+  ahead_ = CopyResult(rows, calls);
 }
 
 // A ring of three: the step that is answered, the rest that runs beside it, and the one ahead.
-DeviceRunner::InFlight DeviceRunner::CopyTokens(int count) {
-  next_tokens_ = (next_tokens_ + 1) % static_cast<int>(host_tokens_.size());
-  int32_t* const tokens = host_tokens_[next_tokens_];
-  if (count > 0) backend_->Copy(tokens, device_tokens_, count * sizeof(int32_t));
-  return {.mark = backend_->Mark(), .tokens = tokens};
+DeviceRunner::InFlight DeviceRunner::CopyResult(int count, const AttentionCalls& calls) {
+  next_result_ = (next_result_ + 1) % static_cast<int>(results_.size());
+  const StepResult& result = results_[next_result_];
+  if (count > 0) backend_->Copy(result.tokens, device_tokens_.data(), count * sizeof(int32_t));
+  if (calls.tiered) {
+    const size_t layers = config_.num_layers;
+    backend_->Copy(result.placement, attention_->placement(),
+                   layers * sizeof(kernels::PlacementCounts));
+    backend_->Copy(result.stamps, attention_->stamps(), 2 * layers * sizeof(int64_t));
+  }
+  return {.mark = backend_->Mark(), .result = result, .calls = calls};
 }
 
 void DeviceRunner::WaitFor(const InFlight& step) {
   const int64_t start_ns = clock_->NowNs();
   backend_->Wait(step.mark);
   waited_ns_ += clock_->NowNs() - start_ns;
+  if (step.calls.tiered) CountTransfers(step);
+}
+
+void DeviceRunner::CountTransfers(const InFlight& step) {
+  using memory::WaitCause;
+  const bool ahead = options_.prefetch && step.calls.forecast;
+  for (int layer = 1; layer < config_.num_layers; ++layer) {
+    const kernels::PlacementCounts& now = step.result.placement[layer];
+    kernels::PlacementCounts& before = counted_[layer];
+    memory::ResidencyStats::Layer& counts = stats_->layers[layer];
+    const uint64_t fetched = now.fetched - before.fetched;
+    counts.chosen_blocks += now.chosen - before.chosen;
+    counts.reused_blocks += now.reused - before.reused;
+    counts.fetched_blocks += fetched;
+    stats_->resident_last += now.reused - before.reused;
+    stats_->resident_spare += now.spare - before.spare;
+    before = now;
+    if (fetched == 0) continue;
+    const int64_t asked_ns = step.result.stamps[2 * layer];
+    const int64_t waited_ns = std::max<int64_t>(0, step.result.stamps[2 * layer + 1] - asked_ns);
+    const WaitCause cause = !ahead       ? WaitCause::kFetch
+                            : layer == 1 ? WaitCause::kFirstLayer
+                                         : WaitCause::kPrefetchLate;
+    (!ahead           ? stats_->prefetch_miss
+     : waited_ns == 0 ? stats_->prefetch_hit
+                      : stats_->prefetch_late) += fetched;
+    counts.wait_ns += waited_ns;
+    stats_->wait_seconds[static_cast<size_t>(cause)].Observe(static_cast<double>(waited_ns) /
+                                                             memory::kNsPerSecond);
+  }
 }
 
 void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device) {
+  attention_->BeginStep(backend);
   layers_->Embed(backend, device.token_ids, shape.phases.rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_->ProjectQkv(backend, layer, shape.phases);
-    RunAttention(backend, layer, shape, device);
+    attention_->RunLayer(backend, layer, layers_->qkv(), layers_->attended());
     layers_->AddAttended(backend, layer, shape.phases);
     layers_->AddMlp(backend, layer, shape.phases);
   }
   if (shape.sampled == 0) return;
-  layers_->SampleHead(backend, device.sampled_rows, device.sampling, shape.sampled, device_tokens_);
-}
-
-void DeviceRunner::RunAttention(Backend* backend, int layer, const StepShape& shape,
-                                const StepArrays& device) {
-  const int64_t offset = int64_t{layer} * config_.num_kv_heads * max_blocks_;
-  const int stride = layers_->qkv_stride();
-  backend->RopeAppend({.qkv = layers_->qkv(),
-                       .segments = device.append,
-                       .num_segments = shape.segments,
-                       .rows = shape.phases.rows,
-                       .row_stride = stride,
-                       .num_q_heads = config_.num_q_heads,
-                       .num_kv_heads = config_.num_kv_heads,
-                       .head_dim = config_.head_dim,
-                       .dtype = options_.kv_dtype,
-                       .cos = layers_->cos(),
-                       .sin = layers_->sin(),
-                       .pages_offset = offset});
-  kernels::PagedAttentionParams params{
-      .q = layers_->qkv(),
-      .out = layers_->attended(),
-      .rows = shape.phases.rows,
-      .q_stride = stride,
-      .num_q_heads = config_.num_q_heads,
-      .num_kv_heads = config_.num_kv_heads,
-      .head_dim = config_.head_dim,
-      .dtype = options_.kv_dtype,
-      .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-      .out_dtype = layers_->activation_dtype(),
-      .max_entries = shape.max_blocks,
-      .pages_offset = offset};
-  const auto attend = [&](int first, int count, Phase phase) {
-    if (count == 0) return;
-    params.segments = device.attend + first;
-    params.num_segments = count;
-    params.phase = phase;
-    backend->PagedAttention(params);
-  };
-  attend(0, shape.decode_segments, Phase::kDecode);
-  attend(shape.decode_segments, shape.segments - shape.decode_segments, Phase::kPrefill);
+  layers_->SampleHead(backend, device.sampled_rows, device.sampling, shape.sampled,
+                      device_tokens_.data());
 }
 
 std::vector<float> DeviceRunner::CopyLogits() {

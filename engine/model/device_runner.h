@@ -1,8 +1,9 @@
-// The forward pass on a device (kernels/cuda; on the CPU in tests), with dense attention over
-// resident KV: all that a step's ops read is device data, so a step is one upload of small tables
-// and one launch.
+// The forward pass on a device (kernels/cuda; on the CPU in tests), with every policy but InfiniGen
+// and both tiers: all that a step's ops read is device data, so a step is one upload of small
+// arrays and one launch.
 //
-//   decode only   the batch is padded to the next bucket and one recorded graph runs it
+//   decode only   the batch is padded to the next bucket and one recorded graph runs it, selection,
+//                 slots and copies included (engine/attention/device_attention.h)
 //   otherwise     the same ops, launched one by one: decode rows first, then prompt rows
 //
 // Running ahead: behind a decode-only step the next one is launched at once, before the host has
@@ -25,17 +26,21 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/device_attention.h"
 #include "engine/model/model_config.h"
-#include "engine/model/page_tables.h"
+#include "engine/model/sequence_tables.h"
+#include "engine/model/spill_queue.h"
 #include "engine/model/step_tables.h"
 #include "engine/model/transformer_layers.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
 #include "memory/base/clock.h"
+#include "memory/device_transfers.h"
 #include "memory/kv_memory.h"
 
 namespace augur::engine {
@@ -46,6 +51,14 @@ struct DeviceRunnerOptions {
   int max_context = 0;   // positions that the RoPE tables and page lists cover
   kernels::DType kv_dtype = kernels::DType::kF32;
   bool run_ahead = true;
+  // What requests use where they say nothing else: steps of it are recorded for themselves.
+  AttentionPolicy decode_policy = AttentionPolicy::kDense;
+  bool has_forecast = false;  // the weights hold Forecast heads
+  int max_top_k = 0;          // blocks, of any request's selection; 0: all attention is dense
+  int max_slots = 0;          // of a tiered sequence's groups; 0: nothing is tiered
+  bool resident = true;       // sequences may live on the device
+  bool prefetch = true;
+  int copy_ctas = 4;  // that fetch pages in a step, at most
 };
 
 // A decode-only step of `rows` sequences runs as one of this many; all up to max_segments have a
@@ -57,12 +70,15 @@ std::vector<int> LengthClasses(int max_blocks);
 
 class DeviceRunner final : public ModelRunner {
  public:
+  // `transfers`: the KV memory's, where something is tiered.
   static absl::StatusOr<std::unique_ptr<DeviceRunner>> Create(
       kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
-      const DeviceRunnerOptions& options, memory::KvMemory* kv, const memory::Clock* clock);
+      const DeviceRunnerOptions& options, memory::KvMemory* kv, memory::DeviceTransfers* transfers,
+      const memory::Clock* clock);
   ~DeviceRunner() override;
 
   void Run(const StepInputs& inputs, StepOutputs* outputs) override;
+  void Leave(memory::SequenceKv* kv, bool keep) override { tables_->Remove(kv, keep); }
   int64_t waited_ns() const override { return waited_ns_; }
 
   // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
@@ -72,83 +88,120 @@ class DeviceRunner final : public ModelRunner {
   int64_t rows_foreseen() const { return rows_foreseen_; }
 
  private:
-  // One row of a sequence's generated tokens, or several of its prompt.
   struct Piece {
-    const StepSegment* segment = nullptr;
+    AttentionPiece attention;
     int first_token = 0;  // of the segment
-    int num_rows = 0;
-    int table = 0;
+  };
+  // Pieces of a step by what is done with them; rows stand in this order.
+  struct Pieces {
+    std::vector<Piece> decode;            // a row each, as a recorded step has them
+    std::vector<Piece> staged_generated;  // see device_attention.h
+    std::vector<Piece> prompt;
+    std::vector<Piece> staged_prompt;
   };
   struct StepShape {
     RowPhases phases;
-    int decode_segments = 0;
-    int segments = 0;
     int sampled = 0;
     int max_blocks = 0;  // of the longest page list
+    AttentionCalls calls;
+  };
+  // What every step uploads; the rest is DeviceAttention's.
+  struct StepArrays {
+    int32_t* token_ids = nullptr;                    // [rows]
+    const int32_t* sampled_rows = nullptr;           // [sampled]
+    const kernels::SamplingRow* sampling = nullptr;  // [sampled]
+  };
+  struct HostArrays {
+    std::vector<int32_t> token_ids;
+    std::vector<int32_t> sampled_rows;
+    std::vector<kernels::SamplingRow> sampling;
   };
   // A row of a decode graph; epoch 0: padding.
   struct GraphRow {
-    const memory::SequenceKv* kv = nullptr;  // read within one Run only
+    const StepSegment* segment = nullptr;  // of the step before; read within one Run only
     memory::SequenceId sequence = 0;
     uint64_t epoch = 0;
     int position = 0;
     kernels::SamplingRow sampling;
   };
-  // A launched step whose tokens are on their way.
+  // What a step brings back to the host.
+  struct StepResult {
+    int32_t* tokens = nullptr;                      // [max_segments]
+    kernels::PlacementCounts* placement = nullptr;  // [layers], of all steps
+    int64_t* stamps = nullptr;                      // [layers][2]
+  };
+  // A launched step whose result is on its way.
   struct InFlight {
     uint64_t mark = 0;
-    int32_t* tokens = nullptr;
+    StepResult result;
+    AttentionCalls calls;
   };
+  using GraphKey = std::tuple<AttentionCalls, int, int>;  // calls, bucket, class
 
   DeviceRunner(kernels::Backend* backend, const ModelConfig& config,
-               const DeviceRunnerOptions& options, const memory::KvPools& pools,
-               const memory::Clock* clock);
+               const DeviceRunnerOptions& options, memory::KvMemory* kv,
+               memory::DeviceTransfers* transfers, const memory::Clock* clock);
   absl::Status Allocate();
-  absl::StatusOr<std::byte*> AllocateBytes(bool host, size_t bytes);
+  absl::StatusOr<std::byte*> AllocateHost(size_t bytes);
+  absl::Status CreateAttention();
   void RecordGraphs();
+  std::vector<AttentionCalls> RecordedCalls() const;
+  // The least of the recorded ones that holds `calls`.
+  const AttentionCalls& CoveringCalls(const AttentionCalls& calls) const;
+
+  void NoteComputed(const StepInputs& inputs);
   // Which segments the step run ahead has answered: its row, or -1.
   void MatchAhead(const StepInputs& inputs);
   // Those that it has not.
   InFlight LaunchRest(const StepInputs& inputs);
   StepShape PlanPieces(const StepInputs& inputs);
-  void FillTables(const StepInputs& inputs, const StepShape& shape, const StepArrays& host);
-  void PutRows(const StepArrays& host, int index, const kernels::Segment& rows, int table) const;
-  // Bucket and length class; the rows behind `shape`'s are filled with padding.
-  std::pair<int, int> PadToGraph(const StepArrays& host, const StepShape& shape) const;
-  void PutPadding(const StepArrays& host, int row) const;
+  void PlanSegment(const StepSegment& segment, StepShape* shape);
+  int Prepare(const StepSegment& segment, const kernels::Segment& rows, bool staged);
+  void WaitForWrites(memory::SequenceKv* kv, int block, int local);
+  void AddCalls(const AttentionPiece& piece, StepShape* shape) const;
+  // Gives rows to all pieces, in order, and writes them down.
+  void FillRows(const StepInputs& inputs);
+  void FillPiece(const StepInputs& inputs, Piece* piece);
+  void AddStaged();
+  GraphKey KeyOf(const StepShape& shape) const;
+  void PadToGraph(int bucket);
+  StepArrays Put(StepTables* tables);
   // Rows of this step as the next one may be foreseen from, in the order in which the device holds
   // their tokens; false: not foreseeable.
   bool GatherGraphRows(const StepInputs& inputs);
+  bool MayRunAhead(const StepSegment& segment, int position) const;
   void LaunchAhead();
-  void UploadMapped();
-  InFlight CopyTokens(int count);
+  InFlight CopyResult(int count, const AttentionCalls& calls);
   void WaitFor(const InFlight& step);
+  void CountTransfers(const InFlight& step);
   void RunOps(kernels::Backend* backend, const StepShape& shape, const StepArrays& device);
-  void RunAttention(kernels::Backend* backend, int layer, const StepShape& shape,
-                    const StepArrays& device);
 
   kernels::Backend* const backend_;
   const ModelConfig config_;
   const DeviceRunnerOptions options_;
-  const memory::KvPools pools_;
+  memory::KvStore* const store_;
+  memory::ResidencyStats* const stats_;
+  memory::DeviceTransfers* const transfers_;
   const memory::Clock* const clock_;
   const int max_blocks_;  // of a page list
   const std::vector<int> buckets_;
   const std::vector<int> classes_;
 
   std::unique_ptr<TransformerLayers> layers_;
-  PageTables page_tables_;
-  int64_t step_ = 0;
+  std::unique_ptr<SequenceTables> tables_;
+  std::unique_ptr<DeviceAttention> attention_;
+  std::unique_ptr<SpillQueue> spills_;  // null: nothing is tiered
   int64_t waited_ns_ = 0;
   int64_t rows_foreseen_ = 0;
   int sampled_ = 0;  // rows of the last Run
 
   // Of the step under way; kept for their capacity.
-  std::vector<Piece> pieces_;
-  std::vector<kernels::MappedBlock> mapped_;
+  Pieces pieces_;
+  HostArrays host_;
   std::vector<int> last_rows_;  // [segments]: where each segment's last token stands
   std::vector<int> answered_;   // [segments]: row of the step run ahead, or -1
   std::vector<GraphRow> graph_rows_;
+  std::vector<AttentionPiece> staged_generated_, staged_prompt_;  // of one segment
 
   // The step run ahead of the last Run.
   bool has_ahead_ = false;
@@ -156,17 +209,15 @@ class DeviceRunner final : public ModelRunner {
   std::vector<GraphRow> ahead_rows_;
   std::vector<int32_t> last_tokens_;  // [ahead_rows_]: what they were foreseen to go on from
 
-  std::vector<void*> allocations_;
-  std::byte** page_lists_ = nullptr;               // [max_segments][layers][kv heads][max_blocks_]
-  std::unique_ptr<StepTables> decode_tables_;      // of graphs
-  std::unique_ptr<StepTables> mixed_tables_;       // of other steps
-  kernels::MappedBlock* device_mapped_ = nullptr;  // [kMappedAtOnce]
-  kernels::MappedBlock* host_mapped_ = nullptr;
-  uint64_t mapped_mark_ = 0;               // of the last upload from host_mapped_
-  int32_t* device_tokens_ = nullptr;       // [max_segments] sampled
-  std::array<int32_t*, 3> host_tokens_{};  // likewise: of the last steps
-  int next_tokens_ = 0;
-  std::map<std::pair<int, int>, std::unique_ptr<kernels::StepGraph>> graphs_;  // bucket, class
+  std::vector<void*> host_allocations_;
+  std::unique_ptr<StepTables> decode_tables_;     // of graphs
+  std::unique_ptr<StepTables> mixed_tables_;      // of other steps
+  kernels::BackendArray<int32_t> device_tokens_;  // [max_segments] sampled
+  std::array<StepResult, 3> results_{};           // of the last steps
+  int next_result_ = 0;
+  std::vector<kernels::PlacementCounts> counted_;  // [layers]: what stats_ have
+  std::vector<AttentionCalls> recorded_;
+  std::map<GraphKey, std::unique_ptr<kernels::StepGraph>> graphs_;
 };
 
 }  // namespace augur::engine

@@ -1,59 +1,64 @@
-// What a step's ops read beside weights and activations, in one piece of device memory that is
-// filled by one copy from the host. The host's side is a ring, so that the next step's tables can
-// be written while an upload is still under way.
+// What a step's ops read beside weights and activations: arrays that the host has written, in one
+// piece of device memory that is filled by one copy. The host's side is a ring, so that the next
+// step's arrays can be written while an upload is still under way.
+//
+// Arrays of the same types and lengths, put in the same order, lie at the same places: a recorded
+// graph finds those of every step.
 //
 // Thread: the engine's. Ownership: the memory, on both sides; the backend outlives it. Failure:
-// Create names the bytes and the knobs.
+// Create names the bytes and the knobs; more than `bytes` is a CHECK.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/backend_array.h"
+#include "kernels/check.h"
 
 namespace augur::engine {
 
-// Arrays of one side.
-struct StepArrays {
-  int32_t* token_ids = nullptr;                 // [rows]
-  kernels::AppendSegment* append = nullptr;     // [rows]
-  kernels::AttentionSegment* attend = nullptr;  // [rows]
-  int32_t* sampled_rows = nullptr;              // [sampled]
-  kernels::SamplingRow* sampling = nullptr;     // [sampled]
-};
-
 class StepTables {
  public:
-  static absl::StatusOr<std::unique_ptr<StepTables>> Create(kernels::Backend* backend, int rows,
-                                                            int sampled);
+  static absl::StatusOr<std::unique_ptr<StepTables>> Create(kernels::Backend* backend,
+                                                            size_t bytes);
   ~StepTables();
   StepTables(const StepTables&) = delete;
   StepTables& operator=(const StepTables&) = delete;
 
-  // Where the next step's tables are written, left as an earlier step had them; waits for the
-  // upload that read the same memory, kRing uploads ago.
-  const StepArrays& BeginHost();
-  // Sends what was written since BeginHost to device(), in order with ops.
+  // The next step's arrays come now; waits for the upload that read the same memory, kRing uploads
+  // ago.
+  void Begin();
+  // Where the array will lie on the device once Upload has been called.
+  template <class T>
+  T* Put(const std::vector<T>& values) {
+    static_assert(alignof(T) <= kAlignment);
+    const size_t begin = (used_ + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t bytes = values.size() * sizeof(T);
+    AUGUR_CHECK(begin + bytes <= bytes_);
+    if (bytes > 0) std::memcpy(host_bytes_[next_] + begin, values.data(), bytes);
+    used_ = begin + bytes;
+    return reinterpret_cast<T*>(device_bytes_.data() + begin);
+  }
+  // Sends what was put since Begin, in order with ops.
   void Upload();
-  const StepArrays& device() const { return device_; }
 
  private:
+  static constexpr size_t kAlignment = 64;
   static constexpr int kRing = 3;  // a step, the one run ahead of it, and the one being written
 
-  StepTables(kernels::Backend* backend, int rows, int sampled);
-  StepArrays ArraysAt(std::byte* base) const;
+  StepTables(kernels::Backend* backend, size_t bytes);
 
   kernels::Backend* const backend_;
-  const int rows_;
-  const int sampled_;
-  size_t bytes_ = 0;
+  const size_t bytes_;
+  size_t used_ = 0;
   kernels::BackendArray<std::byte> device_bytes_;
-  StepArrays device_;
   std::array<std::byte*, kRing> host_bytes_{};
-  std::array<StepArrays, kRing> host_;
   std::array<uint64_t, kRing> marks_{};  // of the last upload
   int next_ = 0;
 };

@@ -79,6 +79,7 @@ class CallRecorder final : public Backend {
     Keep(&Backend::ListPageCopies, params);
   }
   void CopyPages(const PageCopyParams& params) override { Keep(&Backend::CopyPages, params); }
+  void Stamp(const StampParams& params) override { Keep(&Backend::Stamp, params); }
 
   Backend* OnLane(Lane) override { return this; }
   void Follow(Backend*) override {}

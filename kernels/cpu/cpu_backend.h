@@ -60,6 +60,7 @@ class CpuBackend final : public Backend {
   void ListSpills(const ListSpillsParams& params) override;
   void ListPageCopies(const ListPageCopiesParams& params) override;
   void CopyPages(const PageCopyParams& params) override;
+  void Stamp(const StampParams& params) override;
 
   Backend* OnLane(Lane) override { return this; }
   void Follow(Backend*) override {}

@@ -55,6 +55,7 @@ class CudaBackend final : public Backend {
   void ListSpills(const ListSpillsParams& params) override;
   void ListPageCopies(const ListPageCopiesParams& params) override;
   void CopyPages(const PageCopyParams& params) override;
+  void Stamp(const StampParams& params) override;
 
   // Ops of selection, not built for CUDA yet: calling one is a CHECK, and the model loader refuses
   // policies that would.

@@ -1,0 +1,402 @@
+#include "engine/attention/device_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/attention/segment_blocks.h"
+#include "kernels/check.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::Backend;
+using kernels::BackendArray;
+using kernels::kBlockTokens;
+using kernels::Lane;
+using kernels::Phase;
+using kernels::Segment;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceAttention>> DeviceAttention::Create(
+    Backend* backend, const DeviceAttentionOptions& options, SequenceTables* tables,
+    memory::DeviceTransfers* transfers) {
+  std::unique_ptr<DeviceAttention> attention(
+      new DeviceAttention(backend, options, tables, transfers));
+  AUGUR_RETURN_IF_ERROR(attention->Allocate());
+  return attention;
+}
+
+DeviceAttention::DeviceAttention(Backend* backend, const DeviceAttentionOptions& options,
+                                 SequenceTables* tables, memory::DeviceTransfers* transfers)
+    : backend_(backend),
+      options_(options),
+      tables_(tables),
+      transfers_(transfers),
+      stride_(options.max_top_k) {
+  AUGUR_CHECK(!is_tiered() || transfers != nullptr);
+}
+
+absl::Status DeviceAttention::Allocate() {
+  size_t bytes = 0;
+  bool fits = true;
+  const auto reserve = [&]<class T>(size_t count, BackendArray<T>* array) {
+    *array = BackendArray<T>(backend_, count);
+    bytes += count * sizeof(T);
+    fits = fits && array->allocated();
+  };
+  const size_t rows = options_.max_rows, heads = options_.num_kv_heads;
+  const size_t layers = options_.num_layers;
+  for (BackendArray<float>& forecasts : forecasts_) {
+    reserve(options_.has_forecast ? rows * options_.kv_width() : 0, &forecasts);
+  }
+  for (Selection& selection : selections_) {
+    reserve(rows * heads * stride_, &selection.blocks);
+    reserve(rows * heads, &selection.counts);
+    reserve(rows * heads * stride_, &selection.pages);
+    reserve(is_tiered() ? options_.max_segments * heads * stride_ : 0, &selection.copies);
+    reserve(1, &selection.num_copies);
+  }
+  const size_t list = is_tiered() ? heads * tables_->options().max_blocks : 0;
+  reserve(list, &history_copies_);
+  reserve(list, &spill_copies_);
+  const size_t ends = is_tiered() ? heads * end_stride() : 0;
+  reserve(ends, &end_copies_);
+  reserve(ends, &end_pages_);
+  reserve(1, &num_end_copies_);
+  reserve(layers, &placement_);
+  reserve(2 * layers, &stamps_);
+  reserve(1, &granted_);
+  if (!fits) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for what tokens choose: ", bytes,
+                                                     " bytes (batched_tokens ", rows,
+                                                     ", max_top_k_blocks ", stride_, ")"));
+  }
+  const std::vector<kernels::PlacementCounts> none(layers);
+  backend_->Copy(placement_.data(), none.data(), layers * sizeof(none[0]));
+  const std::vector<int64_t> never(2 * layers);
+  backend_->Copy(stamps_.data(), never.data(), never.size() * sizeof(never[0]));
+  backend_->Copy(granted_.data(), &options_.copy_ctas, sizeof(int32_t));
+  backend_->Synchronize();
+  return absl::OkStatus();
+}
+
+void DeviceAttention::RunAhead(Backend* backend, int layer) {
+  const int next = layer + 1;
+  const bool chooses = ChoosesAhead(next);
+  Backend* const select = backend->OnLane(Lane::kSelect);
+  Backend* const fetch = backend->OnLane(Lane::kFetch);
+  // Before main waits for this layer's copies, which the next layer's choice need not do.
+  if (chooses) select->Follow(backend);
+  if (ChoosesAhead(layer)) {
+    if (calls_.tiered) backend->Stamp({.at_ns = stamps_.data() + 2 * layer});
+    backend->Follow(calls_.tiered ? fetch : select);
+  }
+  if (!chooses) return;
+  SelectForecast(select, main_, kDecodeRows, next, nullptr);
+  Place(select, kForecastRule, main_.place[kForecastRule], next, next * tables_->lists_layer());
+  if (!calls_.tiered) return;
+  fetch->Follow(select);
+  FetchPlaced(fetch, next);
+}
+
+// Of rows that choose in their layer: main waits for the copies.
+void DeviceAttention::FetchNow(Backend* backend, int layer) {
+  if (!calls_.tiered || layer == 0) return;
+  Backend* const fetch = backend->OnLane(Lane::kFetch);
+  backend->Stamp({.at_ns = stamps_.data() + 2 * layer});
+  fetch->Follow(backend);
+  FetchPlaced(fetch, layer);
+  backend->Follow(fetch);
+}
+
+void DeviceAttention::FetchPlaced(Backend* fetch, int layer) {
+  Selection& selection = selections_[layer % 2];
+  fetch->CopyPages({.pages = selection.copies.data(),
+                    .num_pages = selection.num_copies.data(),
+                    .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                    .quota = options_.copy_ctas,
+                    .granted = granted_.data()});
+  fetch->Stamp({.at_ns = stamps_.data() + 2 * layer + 1});
+}
+
+void DeviceAttention::BeginStep(Backend* backend) {
+  const int tails = calls_.tiered ? static_cast<int>(lists_.tails.size()) : num_staged_tails_;
+  if (tails > 0) {
+    backend->OpenTails({.segments = arrays_.tails + (lists_.tails.size() - tails),
+                        .num_segments = tails,
+                        .num_layers = options_.num_layers,
+                        .num_kv_heads = options_.num_kv_heads});
+  }
+  if (staged_.empty() || options_.num_layers == 1) return;
+  StartHistory(0, 1);
+}
+
+bool DeviceAttention::ChoosesAhead(int layer) const {
+  return options_.prefetch && calls_.forecast && layer > 0 && layer < options_.num_layers;
+}
+
+void DeviceAttention::RunLayer(Backend* backend, int layer, float* qkv, void* attended) {
+  RunMain(backend, layer, qkv, attended);
+  for (size_t group = 0; group < staged_.size(); ++group) RunStaged(group, layer, qkv, attended);
+}
+
+void DeviceAttention::RunMain(Backend* backend, int layer, float* qkv, void* attended) {
+  if (main_.append.count == 0) return;
+  const int64_t offset = layer * tables_->lists_layer();
+  Append(backend, main_, layer, offset, qkv);
+  if (calls_.forecast) RunAhead(backend, layer);
+  if (calls_.sparse) {
+    Select(backend, kSparseRule, kDecodeRows, main_.select[kSparseRule][kDecodeRows], layer, qkv,
+           options_.row_stride);
+    Place(backend, kSparseRule, main_.place[kSparseRule], layer, offset);
+    FetchNow(backend, layer);
+  }
+  if (calls_.forecast && !ChoosesAhead(layer)) {
+    SelectForecast(backend, main_, kDecodeRows, layer, qkv);
+    Place(backend, kForecastRule, main_.place[kForecastRule], layer, offset);
+    FetchNow(backend, layer);
+  }
+  SelectPrompts(backend, main_, layer, qkv);
+  Attend(backend, main_, layer, offset, qkv, attended);
+}
+
+void DeviceAttention::SelectPrompts(Backend* backend, const Group& group, int layer,
+                                    const float* qkv) {
+  Select(backend, kSparseRule, kPromptRows, group.select[kSparseRule][kPromptRows], layer, qkv,
+         options_.row_stride);
+  SelectForecast(backend, group, kPromptRows, layer, qkv);
+}
+
+void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* attended) {
+  const Group& group = staged_[index];
+  int64_t offset = 0;
+  if (layer > 0) {
+    backend_->Follow(backend_->OnLane(Lane::kFetch));  // its history
+    offset = tables_->staging_offset(group.table, stage_ % 2);
+    ++stage_;
+    const bool last = index + 1 == staged_.size();
+    if (!last || layer + 1 < options_.num_layers) {
+      StartHistory(last ? 0 : index + 1, last ? layer + 1 : layer);
+    }
+  }
+  Append(backend_, group, layer, offset, qkv);
+  SelectPrompts(backend_, group, layer, qkv);
+  Select(backend_, kSparseRule, kDecodeRows, group.select[kSparseRule][kDecodeRows], layer, qkv,
+         options_.row_stride);
+  SelectForecast(backend_, group, kDecodeRows, layer, qkv);
+  for (const Rule rule : {kSparseRule, kForecastRule}) {
+    // Resident or staged, the row reads its blocks where the lists lead.
+    PlaceInPlace(rule, group.place[rule], layer, offset);
+  }
+  Attend(backend_, group, layer, offset, qkv, attended);
+  if (layer == 0) return;
+  MoveIntoSlots(group, layer, offset);
+  SpillStaged(index, layer);
+}
+
+// The history of the next stage goes to the half of the staging area that the stage before this
+// one has worked in: behind its attention, and behind its writes to the host.
+void DeviceAttention::StartHistory(size_t index, int layer) {
+  const Group& group = staged_[index];
+  Backend* const fetch = backend_->OnLane(Lane::kFetch);
+  fetch->Follow(backend_);
+  fetch->Follow(backend_->OnLane(Lane::kSpill));
+  if (group.history_blocks == 0) return;
+  fetch->ListPageCopies({.segments = arrays_.histories + index,
+                         .num_segments = 1,
+                         .num_kv_heads = options_.num_kv_heads,
+                         .max_blocks = group.history_blocks,
+                         .copies = history_copies_.data(),
+                         .from_offset = layer * tables_->lists_layer(),
+                         .to_offset = stage_ % 2 * tables_->lists_layer()});
+  fetch->CopyPages({.pages = history_copies_.data(),
+                    .known_pages = group.history_blocks * options_.num_kv_heads,
+                    .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                    .quota = options_.copy_ctas});
+}
+
+void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offset) {
+  if (group.end.count == 0) return;
+  Selection& selection = selections_[layer % 2];
+  const size_t list = size_t(group.end_list) * options_.num_kv_heads;
+  const bool listed = group.end_list >= 0;
+  backend_->PlaceBlocks(
+      {.segments = arrays_.ends + group.end.first,
+       .num_segments = 1,
+       .num_kv_heads = options_.num_kv_heads,
+       .blocks = listed ? arrays_.end_blocks + list * end_stride() : selection.blocks.data(),
+       .counts = listed ? arrays_.end_counts + list : selection.counts.data(),
+       .pages = listed ? end_pages_.data() : selection.pages.data(),
+       .selection_stride = listed ? end_stride() : stride_,
+       .max_slots = tables_->options().max_slots,
+       .copies = end_copies_.data(),
+       .num_copies = num_end_copies_.data(),
+       .sources_offset = offset,
+       .slots_offset = layer * tables_->slots_layer()});
+  backend_->CopyPages({.pages = end_copies_.data(),
+                       .num_pages = num_end_copies_.data(),
+                       .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                       .quota = kSlotCopyCtas});
+}
+
+void DeviceAttention::SpillStaged(size_t index, int layer) {
+  const Group& group = staged_[index];
+  if (group.num_spilled == 0) return;
+  Backend* const spill = backend_->OnLane(Lane::kSpill);
+  spill->Follow(backend_);
+  spill->ListPageCopies({.segments = arrays_.spills + index,
+                         .num_segments = 1,
+                         .num_kv_heads = options_.num_kv_heads,
+                         .max_blocks = group.num_spilled,
+                         .copies = spill_copies_.data(),
+                         .from_offset = (stage_ - 1) % 2 * tables_->lists_layer(),
+                         .to_offset = layer * tables_->lists_layer()});
+  spill->CopyPages({.pages = spill_copies_.data(),
+                    .known_pages = group.num_spilled * options_.num_kv_heads,
+                    .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                    .quota = transfers_->ctas()});
+}
+
+void DeviceAttention::Append(Backend* backend, const Group& group, int layer, int64_t offset,
+                             float* qkv) {
+  const bool foretells = options_.has_forecast && layer + 1 < options_.num_layers;
+  const int forecasts = foretells ? options_.num_kv_heads : 0;
+  backend->RopeAppend({.qkv = qkv,
+                       .segments = arrays_.append + group.append.first,
+                       .num_segments = group.append.count,
+                       .rows = rows_,
+                       .row_stride = options_.row_stride,
+                       .num_q_heads = options_.num_q_heads,
+                       .num_kv_heads = options_.num_kv_heads,
+                       .num_forecast_heads = layer == 0 ? 2 * forecasts : forecasts,
+                       .head_dim = options_.head_dim,
+                       .dtype = options_.kv_dtype,
+                       .cos = options_.cos,
+                       .sin = options_.sin,
+                       .pages_offset = offset,
+                       .forecasts = foretells ? forecasts_[layer % 2].data() : nullptr,
+                       .num_forecasts = forecasts});
+  if (!selects() || group.compress.count == 0) return;
+  backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
+                         .num_segments = group.compress.count,
+                         .num_kv_heads = options_.num_kv_heads,
+                         .head_dim = options_.head_dim,
+                         .dtype = options_.kv_dtype,
+                         .pages_offset = offset,
+                         .key_pages_offset = layer * tables_->keys_layer()});
+}
+
+void DeviceAttention::SelectForecast(Backend* backend, const Group& group, PhaseIndex phase,
+                                     int layer, const float* qkv) {
+  // Layer 0 has heads of its own; a later one takes what the layer before foretold.
+  const bool own = layer == 0;
+  const float* q =
+      own ? qkv + options_.q_width() + 3 * options_.kv_width() : forecasts_[(layer - 1) % 2].data();
+  Select(backend, kForecastRule, phase, group.select[kForecastRule][phase], layer, q,
+         own ? options_.row_stride : options_.kv_width());
+}
+
+void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Range range, int layer,
+                             const float* q, int q_stride) {
+  if (range.count == 0) return;
+  Selection& selection = selections_[layer % 2];
+  const bool by_query = rule == kSparseRule;
+  backend->SelectBlocks(
+      {.q = q,
+       .segments = arrays_.select[rule] + range.first,
+       .num_segments = range.count,
+       .q_stride = q_stride,
+       .num_kv_heads = options_.num_kv_heads,
+       .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
+       .key_dim = options_.head_dim,
+       .keys_per_block = kernels::kBlockWindows,
+       .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
+       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
+       .dtype = options_.kv_dtype,
+       .blocks = selection.blocks.data(),
+       .counts = selection.counts.data(),
+       .selection_stride = stride_,
+       .phase = phase == kDecodeRows ? Phase::kDecode : Phase::kPrefill,
+       .rows = rows_,
+       .max_blocks = max_blocks_,
+       .key_pages_offset = layer * tables_->keys_layer()});
+}
+
+void DeviceAttention::Place(Backend* backend, Rule rule, Range range, int layer, int64_t offset) {
+  if (range.count == 0) return;
+  Selection& selection = selections_[layer % 2];
+  const bool tiered = calls_.tiered && layer > 0;
+  const auto& segments = layer == 0 ? arrays_.place_first : arrays_.place;
+  backend->PlaceBlocks({.segments = segments[rule] + range.first,
+                        .num_segments = range.count,
+                        .num_kv_heads = options_.num_kv_heads,
+                        .blocks = selection.blocks.data(),
+                        .counts = selection.counts.data(),
+                        .pages = selection.pages.data(),
+                        .selection_stride = stride_,
+                        .max_slots = tiered ? tables_->options().max_slots : 0,
+                        .copies = tiered ? selection.copies.data() : nullptr,
+                        .num_copies = tiered ? selection.num_copies.data() : nullptr,
+                        .placement = tiered ? placement_.data() + layer : nullptr,
+                        .sources_offset = offset,
+                        .slots_offset = layer * tables_->slots_layer()});
+}
+
+// Of generated rows among staged ones: as in layer 0, whatever the layer.
+void DeviceAttention::PlaceInPlace(Rule rule, Range range, int layer, int64_t offset) {
+  if (range.count == 0) return;
+  Selection& selection = selections_[layer % 2];
+  backend_->PlaceBlocks({.segments = arrays_.place_first[rule] + range.first,
+                         .num_segments = range.count,
+                         .num_kv_heads = options_.num_kv_heads,
+                         .blocks = selection.blocks.data(),
+                         .counts = selection.counts.data(),
+                         .pages = selection.pages.data(),
+                         .selection_stride = stride_,
+                         .sources_offset = offset});
+}
+
+void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, int64_t offset,
+                             const float* qkv, void* attended) {
+  const kernels::PagedAttentionParams all{
+      .q = qkv,
+      .out = attended,
+      .rows = rows_,
+      .q_stride = options_.row_stride,
+      .num_q_heads = options_.num_q_heads,
+      .num_kv_heads = options_.num_kv_heads,
+      .head_dim = options_.head_dim,
+      .dtype = options_.kv_dtype,
+      .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
+      .out_dtype = options_.out_dtype};
+  const auto attend = [&](const kernels::AttentionSegment* segments, Range range,
+                          kernels::PagedAttentionParams params) {
+    if (range.count == 0) return;
+    params.segments = segments + range.first;
+    params.num_segments = range.count;
+    backend->PagedAttention(params);
+  };
+  const int parity = layer % 2;
+  kernels::PagedAttentionParams params = all;
+  params.max_entries = max_blocks_;
+  params.pages_offset = offset;
+  attend(arrays_.dense, group.dense[kPromptRows], params);
+  params.phase = Phase::kDecode;
+  attend(arrays_.dense, group.dense[kDecodeRows], params);
+  params = all;
+  params.phase = Phase::kDecode;
+  params.max_entries = stride_;
+  params.has_blocks = true;
+  attend(arrays_.chosen[parity], group.chosen, params);
+  params = all;
+  params.max_entries = max_blocks_;
+  params.pages_offset = offset;
+  params.has_choices = true;
+  attend(arrays_.choosing[parity], group.choosing, params);
+}
+
+}  // namespace augur::engine

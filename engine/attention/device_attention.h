@@ -1,0 +1,257 @@
+// Attention of one layer after another where ops run on a device behind the host: what
+// layer_worker.h is on the CPU, with the same policies, tiers and bits. The host writes a step's
+// rows down once; which blocks they choose, which slots those take and what must be copied is
+// decided by ops on device tables (sequence_tables.h), so that a decode step can be recorded.
+//
+// Kinds of rows
+//   decode    one generated token: of a resident sequence, or of a tiered one that selects and has
+//             its blocks in slots. All that a recorded step holds.
+//   prompt    rows of a resident sequence's prompt
+//   staged    rows of a tiered sequence that are not decode rows: its prompt, or a generated token
+//             under dense attention. Layers above the first work in the staging area, one sequence
+//             at a time: its history comes from the host while the layer or sequence before
+//             computes, its finished blocks go back behind.
+//
+// Orders (kernels::Lane). For decode rows that choose ahead, layer l:
+//   main      append, compress | wait for the copies of l | attend ... layer l + 1
+//   kSelect        choose for l + 1, place
+//   kFetch              copy what l + 1 lacks, behind the copies of l
+// No layer reads a page before its copy has landed: main follows kFetch. No slot is overwritten
+// while it is read: copies of layer l + 1 write slots of layer l + 1 alone, and main has long left
+// them. Lists of choices are kept twice, by parity of the layer.
+//
+// Thread: the engine's. Ownership: buffers of its own, made by Create; backend, tables and
+// transfers outlive it. Failure: Create names size and knob; a step cannot fail.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/attention/attention_policy.h"
+#include "engine/model/sequence_tables.h"
+#include "engine/model/step_tables.h"
+#include "engine/model_runner.h"
+#include "kernels/backend.h"
+#include "kernels/backend_array.h"
+#include "memory/device_transfers.h"
+
+namespace augur::engine {
+
+struct DeviceAttentionOptions {
+  int num_layers = 0;
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  kernels::DType out_dtype = kernels::DType::kF32;
+  bool has_forecast = false;  // qkv rows hold Forecast heads
+  int max_rows = 0;
+  int max_segments = 0;
+  int max_top_k = 0;  // of any request; 0: all attention is dense
+  bool prefetch = true;
+  int copy_ctas = 4;   // that fetch, at most
+  int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
+  const float* cos = nullptr;  // [max_context, head_dim / 2]
+  const float* sin = nullptr;
+
+  int q_width() const { return num_q_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+};
+
+// What a step's calls are, beside the numbers of rows: a recorded step is for one of these.
+struct AttentionCalls {
+  bool dense = false;     // decode rows that read all blocks
+  bool sparse = false;    // decode rows that choose by their own query
+  bool forecast = false;  // decode rows that choose by the Forecast
+  bool tiered = false;    // decode rows in slots
+  auto operator<=>(const AttentionCalls&) const = default;
+};
+
+// Rows of one segment under one policy.
+struct AttentionPiece {
+  const StepSegment* segment = nullptr;
+  kernels::Segment rows;  // first_row: in the step
+  int table = 0;          // of the sequence
+  AttentionPolicy policy = AttentionPolicy::kDense;
+};
+
+class DeviceAttention {
+ public:
+  static absl::StatusOr<std::unique_ptr<DeviceAttention>> Create(
+      kernels::Backend* backend, const DeviceAttentionOptions& options, SequenceTables* tables,
+      memory::DeviceTransfers* transfers);
+  DeviceAttention(const DeviceAttention&) = delete;
+  DeviceAttention& operator=(const DeviceAttention&) = delete;
+
+  // Writing a step down: Begin, then decode rows in order of their rows, then the others, then
+  // Finish, which puts the arrays into `tables` for its next upload.
+  void Begin();
+  void AddDecodeRow(const AttentionPiece& piece);
+  void AddPadding(int row);
+  void AddPrompt(const AttentionPiece& piece);
+  // Behind all prompts: pieces of one staged segment, generated rows and those of its prompt.
+  void AddStaged(std::span<const AttentionPiece> generated, std::span<const AttentionPiece> prompt);
+  // `calls`: at least those of the decode rows. max_blocks: of the longest sequence.
+  void Finish(StepTables* tables, const AttentionCalls& calls, int rows, int max_blocks);
+
+  // What the arrays of so many rows and staged segments take, at most.
+  size_t BytesOfStep(int rows, int segments) const;
+
+  // Running it, on the backend or one that records; without recording staged rows as well.
+  void BeginStep(kernels::Backend* backend);
+  // qkv [rows, row_stride] -> attended [rows, q_width of out_dtype]; layers in order.
+  void RunLayer(kernels::Backend* backend, int layer, float* qkv, void* attended);
+  // Counts of all steps so far: [num_layers] each, in device memory.
+  const kernels::PlacementCounts* placement() const { return placement_.data(); }
+  // When layer l's copies were waited for and when they had been made, in the last step that
+  // fetched: [num_layers][2].
+  const int64_t* stamps() const { return stamps_.data(); }
+  int32_t* granted_ctas() { return granted_.data(); }  // [1] on the device
+
+ private:
+  // CTAs that copy a prompt's working set from the staging area to its slots, on the device.
+  static constexpr int kSlotCopyCtas = 16;
+
+  enum Rule { kSparseRule, kForecastRule, kNumRules };
+  enum PhaseIndex { kDecodeRows, kPromptRows, kNumPhases };
+  struct Range {
+    int first = 0;
+    int count = 0;
+  };
+  // Rows whose pages are found by one offset: all but staged ones, or those of a staged segment.
+  struct Group {
+    Range append, compress;
+    std::array<std::array<Range, kNumPhases>, kNumRules> select;
+    std::array<Range, kNumRules> place;
+    std::array<Range, kNumPhases> dense;
+    Range chosen;    // decode rows that select
+    Range choosing;  // prompt rows that select
+    // Of a staged segment alone.
+    const StepSegment* segment = nullptr;
+    int table = -1;
+    int history_blocks = 0;  // that come from the host, or from the open block's slot
+    int num_spilled = 0;     // blocks that it begins and completes
+    Range end;               // its working set, which moves into the slots
+    int end_list = -1;       // of end_blocks; -1: what its last row has chosen
+  };
+  // Arrays of the step, as the host writes them.
+  struct Lists {
+    std::vector<kernels::AppendSegment> append;
+    std::vector<kernels::CompressSegment> compress;
+    std::vector<kernels::TailSegment> tails;
+    std::array<std::vector<kernels::SelectSegment>, kNumRules> select;
+    std::array<std::vector<kernels::PlaceSegment>, kNumRules> place_first;  // layer 0
+    std::array<std::vector<kernels::PlaceSegment>, kNumRules> place;
+    std::vector<kernels::AttentionSegment> dense;
+    std::array<std::vector<kernels::AttentionSegment>, 2> chosen;    // by parity of the layer
+    std::array<std::vector<kernels::AttentionSegment>, 2> choosing;  // likewise
+    std::vector<kernels::PageRange> histories, spills;               // of staged groups
+    std::vector<kernels::PlaceSegment> ends;
+    std::vector<int32_t> end_blocks;  // [groups][kv heads][stride]: of those that end by a list
+    std::vector<int32_t> end_counts;  // [groups][kv heads]
+  };
+  // The same on the device.
+  struct Arrays {
+    const kernels::AppendSegment* append = nullptr;
+    const kernels::CompressSegment* compress = nullptr;
+    const kernels::TailSegment* tails = nullptr;
+    std::array<const kernels::SelectSegment*, kNumRules> select{};
+    std::array<const kernels::PlaceSegment*, kNumRules> place_first{};
+    std::array<const kernels::PlaceSegment*, kNumRules> place{};
+    const kernels::AttentionSegment* dense = nullptr;
+    std::array<const kernels::AttentionSegment*, 2> chosen{};
+    std::array<const kernels::AttentionSegment*, 2> choosing{};
+    const kernels::PageRange* histories = nullptr;
+    const kernels::PageRange* spills = nullptr;
+    const kernels::PlaceSegment* ends = nullptr;
+    const int32_t* end_blocks = nullptr;
+    const int32_t* end_counts = nullptr;
+  };
+  // What rows have chosen for one layer.
+  struct Selection {
+    kernels::BackendArray<int32_t> blocks;            // [max_rows][kv heads][stride]
+    kernels::BackendArray<int32_t> counts;            // [max_rows][kv heads]
+    kernels::BackendArray<const std::byte*> pages;    // [max_rows][kv heads][stride]
+    kernels::BackendArray<kernels::PageCopy> copies;  // [max_segments][kv heads][stride]
+    kernels::BackendArray<int32_t> num_copies;        // [1]
+  };
+
+  DeviceAttention(kernels::Backend* backend, const DeviceAttentionOptions& options,
+                  SequenceTables* tables, memory::DeviceTransfers* transfers);
+  absl::Status Allocate();
+  bool is_tiered() const { return tables_->options().max_slots > 0; }
+  bool selects() const { return stride_ > 0; }
+  kernels::SelectionBudget BudgetOf(const StepSegment& segment) const;
+  static Rule RuleOf(AttentionPolicy policy);
+  // Of what a segment that read everything leaves in its slots.
+  int end_stride() const { return std::max(stride_, tables_->options().max_slots); }
+  size_t list_at(int row) const { return size_t(row) * options_.num_kv_heads * stride_; }
+
+  void AddAppend(const kernels::Segment& rows, int table);
+  void AddCompress(const StepSegment& segment, const kernels::Segment& rows, int table);
+  void AddTail(const AttentionPiece& piece);
+  kernels::SelectSegment SelectOf(const AttentionPiece& piece);
+  kernels::PlaceSegment PlaceOf(const AttentionPiece& piece, bool in_slots);
+  kernels::AttentionSegment ChosenOf(const AttentionPiece& piece, int parity);
+  void AddPromptPiece(const AttentionPiece& piece);
+  void AddStagedRow(const AttentionPiece& piece);
+  void AddPieces(std::span<const AttentionPiece> pieces, PhaseIndex phase, Group* group);
+  void AddEnd(const AttentionPiece& last, Group* group);
+  void Pack(StepTables* tables);
+
+  // Parts of RunLayer; `offset` leads from the group's segments' lists to those of the layer.
+  void Append(kernels::Backend* backend, const Group& group, int layer, int64_t offset, float* qkv);
+  void Select(kernels::Backend* backend, Rule rule, PhaseIndex phase, Range range, int layer,
+              const float* q, int q_stride);
+  void SelectPrompts(kernels::Backend* backend, const Group& group, int layer, const float* qkv);
+  void Place(kernels::Backend* backend, Rule rule, Range range, int layer, int64_t offset);
+  void PlaceInPlace(Rule rule, Range range, int layer, int64_t offset);
+  void Attend(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
+              const float* qkv, void* attended);
+  void SelectForecast(kernels::Backend* backend, const Group& group, PhaseIndex phase, int layer,
+                      const float* qkv);
+  bool ChoosesAhead(int layer) const;
+  void RunAhead(kernels::Backend* backend, int layer);
+  void FetchNow(kernels::Backend* backend, int layer);
+  void FetchPlaced(kernels::Backend* fetch, int layer);
+  void RunMain(kernels::Backend* backend, int layer, float* qkv, void* attended);
+  void RunStaged(size_t group, int layer, float* qkv, void* attended);
+  void StartHistory(size_t group, int layer);
+  void MoveIntoSlots(const Group& group, int layer, int64_t offset);
+  void SpillStaged(size_t group, int layer);
+
+  kernels::Backend* const backend_;
+  const DeviceAttentionOptions options_;
+  SequenceTables* const tables_;
+  memory::DeviceTransfers* const transfers_;  // null: nothing is tiered
+  const int stride_;                          // blocks of a selection; 0: nothing selects
+
+  // The step under way.
+  Lists lists_;
+  Arrays arrays_;
+  Group main_;
+  std::vector<Group> staged_;
+  AttentionCalls calls_;
+  int rows_ = 0;
+  int decode_rows_ = 0;
+  int max_blocks_ = 0;
+  int num_staged_tails_ = 0;  // the last of lists_.tails
+  int stage_ = 0;             // layers of staged groups begun, all steps
+
+  std::array<kernels::BackendArray<float>, 2> forecasts_;    // [max_rows, kv_width], by parity
+  std::array<Selection, 2> selections_;                      // by parity of the layer
+  kernels::BackendArray<kernels::PageCopy> history_copies_;  // [kv heads][max_blocks]
+  kernels::BackendArray<kernels::PageCopy> spill_copies_;    // likewise
+  kernels::BackendArray<kernels::PageCopy> end_copies_;      // [kv heads][stride]
+  kernels::BackendArray<int32_t> num_end_copies_;
+  kernels::BackendArray<const std::byte*> end_pages_;  // [kv heads][stride], not read
+  kernels::BackendArray<kernels::PlacementCounts> placement_;
+  kernels::BackendArray<int64_t> stamps_;
+  kernels::BackendArray<int32_t> granted_;
+};
+
+}  // namespace augur::engine

@@ -1,0 +1,370 @@
+// The writing half of DeviceAttention: a step's rows as arrays of op segments.
+#include <algorithm>
+#include <utility>
+
+#include "engine/attention/device_attention.h"
+#include "engine/attention/segment_blocks.h"
+#include "kernels/check.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::kBlockTokens;
+using kernels::Segment;
+
+}  // namespace
+
+kernels::SelectionBudget DeviceAttention::BudgetOf(const StepSegment& segment) const {
+  // One of more blocks than the context has chooses all of them, forced or not.
+  const kernels::SelectionBudget& budget = segment.attention->budget;
+  if (budget.top_k <= stride_) return budget;
+  return {.top_k = stride_, .init = 0, .local = 2};
+}
+
+DeviceAttention::Rule DeviceAttention::RuleOf(AttentionPolicy policy) {
+  AUGUR_CHECK(policy == AttentionPolicy::kSparse || policy == AttentionPolicy::kForecast);
+  return policy == AttentionPolicy::kSparse ? kSparseRule : kForecastRule;
+}
+
+void DeviceAttention::Begin() {
+  lists_.append.clear();
+  lists_.compress.clear();
+  lists_.tails.clear();
+  for (int rule = 0; rule < kNumRules; ++rule) {
+    lists_.select[rule].clear();
+    lists_.place_first[rule].clear();
+    lists_.place[rule].clear();
+  }
+  lists_.dense.clear();
+  for (int parity = 0; parity < 2; ++parity) {
+    lists_.chosen[parity].clear();
+    lists_.choosing[parity].clear();
+  }
+  lists_.histories.clear();
+  lists_.spills.clear();
+  lists_.ends.clear();
+  lists_.end_blocks.clear();
+  lists_.end_counts.clear();
+  main_ = {};
+  staged_.clear();
+  decode_rows_ = 0;
+  num_staged_tails_ = 0;
+}
+
+void DeviceAttention::AddAppend(const Segment& rows, int table) {
+  lists_.append.push_back({.rows = rows,
+                           .pages = tables_->lists(table) + FirstBlock(rows),
+                           .block_stride = 1,
+                           .head_stride = tables_->options().max_blocks});
+}
+
+// Windows that end in the rows; and in the blocks before them whose keys a prefix hit on resident
+// blocks did not bring.
+void DeviceAttention::AddCompress(const StepSegment& segment, const Segment& rows, int table) {
+  Segment compressed = rows;
+  const memory::SequenceKv& kv = *segment.kv;
+  if (!kv.tiered() && kv.keyed_blocks < FirstBlock(rows)) {
+    compressed.first_position = kv.keyed_blocks * kBlockTokens;
+    compressed.num_rows += rows.first_position - compressed.first_position;
+  }
+  lists_.compress.push_back({.rows = compressed,
+                             .pages = tables_->lists(table) + FirstBlock(compressed) - 1,
+                             .block_stride = 1,
+                             .head_stride = tables_->options().max_blocks,
+                             .key_pages = tables_->key_lists(table),
+                             .key_page_stride = tables_->max_key_pages()});
+}
+
+kernels::SelectSegment DeviceAttention::SelectOf(const AttentionPiece& piece) {
+  return {.rows = piece.rows,
+          .budget = BudgetOf(*piece.segment),
+          .key_pages = tables_->key_lists(piece.table),
+          .key_page_stride = tables_->max_key_pages()};
+}
+
+kernels::PlaceSegment DeviceAttention::PlaceOf(const AttentionPiece& piece, bool in_slots) {
+  kernels::PlaceSegment place{.rows = piece.rows,
+                              .sources = tables_->lists(piece.table),
+                              .source_stride = tables_->options().max_blocks};
+  if (!in_slots) return place;
+  const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+  place.slot_blocks = tables_->slot_blocks(piece.table);
+  place.slot_stamps = tables_->slot_stamps(piece.table);
+  place.slot_pages = tables_->slot_pages(piece.table);
+  place.num_slots = piece.segment->kv->num_slots;
+  place.slot_stride = tables_->options().max_slots;
+  place.init = budget.init;
+  place.local = budget.local;
+  return place;
+}
+
+kernels::AttentionSegment DeviceAttention::ChosenOf(const AttentionPiece& piece, int parity) {
+  Selection& selection = selections_[parity];
+  const size_t at = list_at(piece.rows.first_row);
+  return {.rows = piece.rows,
+          .pages = selection.pages.data() + at,
+          .blocks = selection.blocks.data() + at,
+          .counts = selection.counts.data() + size_t(piece.rows.first_row) * options_.num_kv_heads,
+          .list_stride = stride_};
+}
+
+void DeviceAttention::AddTail(const AttentionPiece& piece) {
+  const kernels::SelectionBudget& budget = piece.segment->attention->budget;
+  lists_.tails.push_back({.rows = piece.rows,
+                          .sources = tables_->lists(piece.table),
+                          .source_stride = tables_->options().max_blocks,
+                          .slot_blocks = tables_->slot_blocks(piece.table),
+                          .slot_stamps = tables_->slot_stamps(piece.table),
+                          .slot_pages = tables_->slot_pages(piece.table),
+                          .num_slots = piece.segment->kv->num_slots,
+                          .slot_stride = tables_->options().max_slots,
+                          .init = budget.init,
+                          .local = std::max(budget.local, 1)});
+}
+
+// Every array has an entry for every decode row, so that a recorded step finds them by row.
+void DeviceAttention::AddPadding(int row) {
+  AUGUR_CHECK(row == decode_rows_);
+  ++decode_rows_;
+  const Segment none{.first_row = row};
+  lists_.append.push_back({.rows = none});
+  lists_.compress.push_back({.rows = none});
+  lists_.tails.push_back({.rows = none});
+  for (int rule = 0; rule < kNumRules; ++rule) {
+    lists_.select[rule].emplace_back().rows = none;
+    lists_.place_first[rule].push_back({.rows = none});
+    lists_.place[rule].push_back({.rows = none});
+  }
+  lists_.dense.push_back({.rows = none});
+  for (auto& chosen : lists_.chosen) chosen.push_back({.rows = none});
+}
+
+void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
+  AddPadding(piece.rows.first_row);
+  const memory::SequenceKv& kv = *piece.segment->kv;
+  lists_.append.pop_back();
+  AddAppend(piece.rows, piece.table);
+  if (kv.demand.selects) {
+    lists_.compress.pop_back();
+    AddCompress(*piece.segment, piece.rows, piece.table);
+  }
+  if (kv.tiered()) {
+    lists_.tails.pop_back();
+    AddTail(piece);
+  }
+  if (piece.policy == AttentionPolicy::kDense) {
+    AUGUR_CHECK(!kv.tiered());
+    lists_.dense.back() = {.rows = piece.rows,
+                           .pages = tables_->lists(piece.table),
+                           .list_stride = tables_->options().max_blocks};
+    return;
+  }
+  const Rule rule = RuleOf(piece.policy);
+  lists_.select[rule].back() = SelectOf(piece);
+  lists_.place_first[rule].back() = PlaceOf(piece, /*in_slots=*/false);
+  lists_.place[rule].back() = PlaceOf(piece, kv.tiered());
+  for (int parity = 0; parity < 2; ++parity) {
+    lists_.chosen[parity].back() = ChosenOf(piece, parity);
+  }
+}
+
+void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
+  AddAppend(piece.rows, piece.table);
+  if (piece.segment->kv->demand.selects) AddCompress(*piece.segment, piece.rows, piece.table);
+  kernels::AttentionSegment attend{.rows = piece.rows,
+                                   .pages = tables_->lists(piece.table),
+                                   .list_stride = tables_->options().max_blocks};
+  if (piece.policy == AttentionPolicy::kDense) {
+    lists_.dense.push_back(attend);
+    return;
+  }
+  lists_.select[RuleOf(piece.policy)].push_back(SelectOf(piece));
+  for (int parity = 0; parity < 2; ++parity) {
+    attend.choices = selections_[parity].blocks.data();
+    attend.choice_counts = selections_[parity].counts.data();
+    attend.choice_stride = stride_;
+    lists_.choosing[parity].push_back(attend);
+  }
+}
+
+// A generated row that works in the staging area: it reads its blocks where the lists lead, as a
+// resident one does.
+void DeviceAttention::AddStagedRow(const AttentionPiece& piece) {
+  AddAppend(piece.rows, piece.table);
+  if (piece.segment->kv->demand.selects) AddCompress(*piece.segment, piece.rows, piece.table);
+  if (piece.policy == AttentionPolicy::kDense) {
+    lists_.dense.push_back({.rows = piece.rows,
+                            .pages = tables_->lists(piece.table),
+                            .list_stride = tables_->options().max_blocks});
+    return;
+  }
+  const Rule rule = RuleOf(piece.policy);
+  lists_.select[rule].push_back(SelectOf(piece));
+  lists_.place_first[rule].push_back(PlaceOf(piece, /*in_slots=*/false));
+  lists_.place[rule].push_back({.rows = {.first_row = piece.rows.first_row}});
+  for (int parity = 0; parity < 2; ++parity) {
+    lists_.chosen[parity].push_back(ChosenOf(piece, parity));
+  }
+}
+
+// Adds pieces that all are generated rows, or all prompts, as the next of every array; widens the
+// group's ranges by them.
+void DeviceAttention::AddPieces(std::span<const AttentionPiece> pieces, PhaseIndex phase,
+                                Group* group) {
+  const auto count_of = [](const auto& list) { return static_cast<int>(list.size()); };
+  const auto open = [&](const auto& list, Range* range) {
+    if (range->count == 0) range->first = count_of(list);
+  };
+  const auto close = [&](const auto& list, Range* range) {
+    range->count = count_of(list) - range->first;
+  };
+  const auto each = [&](const auto& act) {
+    act(lists_.append, &group->append);
+    act(lists_.compress, &group->compress);
+    act(lists_.dense, &group->dense[phase]);
+    for (int rule = 0; rule < kNumRules; ++rule) {
+      act(lists_.select[rule], &group->select[rule][phase]);
+      if (phase == kDecodeRows) act(lists_.place[rule], &group->place[rule]);
+    }
+    if (phase == kDecodeRows) act(lists_.chosen[0], &group->chosen);
+    if (phase == kPromptRows) act(lists_.choosing[0], &group->choosing);
+  };
+  each(open);
+  for (const AttentionPiece& piece : pieces) {
+    phase == kDecodeRows ? AddStagedRow(piece) : AddPromptPiece(piece);
+  }
+  each(close);
+}
+
+void DeviceAttention::AddPrompt(const AttentionPiece& piece) {
+  AUGUR_CHECK(staged_.empty());
+  if (main_.append.count == 0) main_.append.count = decode_rows_;
+  if (main_.compress.count == 0) main_.compress.count = decode_rows_;
+  AddPieces({&piece, 1}, kPromptRows, &main_);
+}
+
+void DeviceAttention::AddStaged(std::span<const AttentionPiece> generated,
+                                std::span<const AttentionPiece> prompt) {
+  const AttentionPiece& first = prompt.empty() ? generated.front() : prompt.front();
+  const AttentionPiece& last = generated.empty() ? prompt.back() : generated.back();
+  Group group;
+  group.segment = first.segment;
+  group.table = first.table;
+  AddPieces(generated, kDecodeRows, &group);
+  AddPieces(prompt, kPromptRows, &group);
+
+  const Segment& rows = first.segment->rows;
+  const int first_block = FirstBlock(rows);
+  const bool on_edge = rows.first_position % kBlockTokens == 0;
+  AUGUR_CHECK(on_edge || rows.num_rows == 1);
+  group.history_blocks = on_edge ? first_block : first_block + 1;
+  // A block that was begun before is written to the host from the slot that it goes back to.
+  group.num_spilled = on_edge ? CompleteBlocks(rows) - first_block : 0;
+  if (!on_edge) {
+    AddTail(first);
+    ++num_staged_tails_;
+  }
+  std::byte** const lists = tables_->lists(group.table);
+  std::byte** const staging = tables_->lists(tables_->options().num_tables);
+  const int stride = tables_->options().max_blocks;
+  lists_.histories.push_back({.from = lists,
+                              .to = staging,
+                              .from_stride = stride,
+                              .to_stride = stride,
+                              .num_blocks = group.history_blocks});
+  lists_.spills.push_back({.from = staging + first_block,
+                           .to = lists + first_block,
+                           .from_stride = stride,
+                           .to_stride = stride,
+                           .num_blocks = group.num_spilled});
+  if (rows.first_position + rows.num_rows >= first.segment->prompt_tokens) AddEnd(last, &group);
+  staged_.push_back(group);
+}
+
+// What the segment's last row read goes into the slots, so that decoding starts warm; where it read
+// all, its last blocks, the open one among them.
+void DeviceAttention::AddEnd(const AttentionPiece& last, Group* group) {
+  kernels::PlaceSegment end = PlaceOf(last, /*in_slots=*/true);
+  end.rows = {.first_row = last.rows.first_row + last.rows.num_rows - 1,
+              .num_rows = 1,
+              .first_position = last.rows.first_position + last.rows.num_rows - 1};
+  group->end = {static_cast<int>(lists_.ends.size()), 1};
+  if (last.policy == AttentionPolicy::kDense) {
+    const Segment& rows = group->segment->rows;
+    const int end_block = EndBlock(rows);
+    const int first = std::max(FirstBlock(rows), end_block - group->segment->kv->num_slots);
+    group->end_list = static_cast<int>(lists_.end_counts.size()) / options_.num_kv_heads;
+    end.rows.first_row = 0;
+    for (int head = 0; head < options_.num_kv_heads; ++head) {
+      const size_t at = lists_.end_blocks.size();
+      lists_.end_blocks.resize(at + end_stride());
+      for (int block = first; block < end_block; ++block) {
+        lists_.end_blocks[at + block - first] = block;
+      }
+      lists_.end_counts.push_back(end_block - first);
+    }
+  }
+  lists_.ends.push_back(end);
+}
+
+void DeviceAttention::Finish(StepTables* tables, const AttentionCalls& calls, int rows,
+                             int max_blocks) {
+  calls_ = calls;
+  rows_ = rows;
+  max_blocks_ = max_blocks;
+  if (main_.append.count == 0) main_.append.count = decode_rows_;
+  if (selects() && main_.compress.count == 0) main_.compress.count = decode_rows_;
+  const Range decode{0, decode_rows_};
+  main_.dense[kDecodeRows] = calls.dense ? decode : Range{};
+  main_.select[kSparseRule][kDecodeRows] = calls.sparse ? decode : Range{};
+  main_.select[kForecastRule][kDecodeRows] = calls.forecast ? decode : Range{};
+  for (int rule = 0; rule < kNumRules; ++rule) {
+    main_.place[rule] = main_.select[rule][kDecodeRows];
+  }
+  main_.chosen = calls.sparse || calls.forecast ? decode : Range{};
+  Pack(tables);
+}
+
+// A recorded step's arrays lie where those of the same calls and number of rows do.
+void DeviceAttention::Pack(StepTables* tables) {
+  const bool whole = main_.append.count > decode_rows_ || !staged_.empty();
+  arrays_ = {};
+  arrays_.append = tables->Put(lists_.append);
+  if (selects()) arrays_.compress = tables->Put(lists_.compress);
+  if (whole || calls_.tiered) arrays_.tails = tables->Put(lists_.tails);
+  const std::array<bool, kNumRules> called = {calls_.sparse, calls_.forecast};
+  for (int rule = 0; rule < kNumRules; ++rule) {
+    if (!whole && !called[rule]) continue;
+    arrays_.select[rule] = tables->Put(lists_.select[rule]);
+    arrays_.place_first[rule] = tables->Put(lists_.place_first[rule]);
+    arrays_.place[rule] = tables->Put(lists_.place[rule]);
+  }
+  if (whole || calls_.dense) arrays_.dense = tables->Put(lists_.dense);
+  for (int parity = 0; parity < 2; ++parity) {
+    if (whole || calls_.sparse || calls_.forecast) {
+      arrays_.chosen[parity] = tables->Put(lists_.chosen[parity]);
+    }
+    if (whole) arrays_.choosing[parity] = tables->Put(lists_.choosing[parity]);
+  }
+  if (staged_.empty()) return;
+  arrays_.histories = tables->Put(lists_.histories);
+  arrays_.spills = tables->Put(lists_.spills);
+  arrays_.ends = tables->Put(lists_.ends);
+  arrays_.end_blocks = tables->Put(lists_.end_blocks);
+  arrays_.end_counts = tables->Put(lists_.end_counts);
+}
+
+size_t DeviceAttention::BytesOfStep(int rows, int segments) const {
+  const size_t row_bytes =
+      sizeof(kernels::AppendSegment) + sizeof(kernels::CompressSegment) +
+      sizeof(kernels::TailSegment) +
+      kNumRules * (sizeof(kernels::SelectSegment) + 2 * sizeof(kernels::PlaceSegment)) +
+      5 * sizeof(kernels::AttentionSegment);
+  const size_t segment_bytes =
+      2 * sizeof(kernels::PageRange) + sizeof(kernels::PlaceSegment) +
+      sizeof(int32_t) * options_.num_kv_heads * (size_t(is_tiered() ? end_stride() : 0) + 1);
+  constexpr size_t kArrays = 32, kAlignment = 64;
+  return rows * row_bytes + segments * segment_bytes + kArrays * kAlignment;
+}
+
+}  // namespace augur::engine

@@ -1,0 +1,218 @@
+#include "engine/model/sequence_tables.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+#include "memory/base/status_macros.h"
+#include "memory/kv_layout.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::BackendArray;
+using kernels::MappedBlock;
+
+// List entries that one upload carries: a new sequence of 256 Ki tokens, or any decode step.
+constexpr int kMappedAtOnce = 4096;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SequenceTables>> SequenceTables::Create(
+    kernels::Backend* backend, const memory::KvPools& pools, const SequenceTablesOptions& options) {
+  std::unique_ptr<SequenceTables> tables(new SequenceTables(backend, pools, options));
+  AUGUR_RETURN_IF_ERROR(tables->Allocate());
+  if (options.max_slots > 0) tables->ListStaging();
+  return tables;
+}
+
+SequenceTables::SequenceTables(kernels::Backend* backend, const memory::KvPools& pools,
+                               const SequenceTablesOptions& options)
+    : backend_(backend),
+      pools_(pools),
+      options_(options),
+      max_key_pages_(options.selects ? (options.max_blocks + memory::kKeyFrameBlocks - 1) /
+                                           memory::kKeyFrameBlocks
+                                     : 0),
+      tables_(options.num_tables) {
+  table_of_.reserve(options.num_tables);
+}
+
+SequenceTables::~SequenceTables() {
+  backend_->Synchronize();
+  if (host_mapped_ != nullptr) backend_->Free(host_mapped_);
+  if (host_slots_ != nullptr) backend_->Free(host_slots_);
+}
+
+absl::Status SequenceTables::Allocate() {
+  const size_t tables = options_.num_tables;
+  const size_t layers = pools_.layout.num_layers;
+  size_t bytes = 0;
+  bool fits = true;
+  const auto reserve = [&]<class T>(size_t count, BackendArray<T>* array) {
+    *array = BackendArray<T>(backend_, count);
+    bytes += count * sizeof(T);
+    fits = fits && array->allocated();
+  };
+  // The staging area's two lists stand behind the last sequence's.
+  reserve(tables * lists_row() + 2 * lists_layer(), &lists_);
+  reserve(tables * layers * keys_layer(), &key_lists_);
+  reserve(tables * slots_row(), &slot_pages_);
+  reserve(tables * slots_row(), &slot_blocks_);
+  reserve(tables * slots_row(), &slot_stamps_);
+  reserve(kMappedAtOnce, &device_mapped_);
+  host_mapped_ =
+      static_cast<MappedBlock*>(backend_->AllocateHost(kMappedAtOnce * sizeof(MappedBlock)));
+  host_slots_ = static_cast<int32_t*>(backend_->AllocateHost(2 * slots_row() * sizeof(int32_t)));
+  if (fits && host_mapped_ != nullptr && host_slots_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for the sequences' tables: ", bytes, " bytes on the device (batch ",
+                   options_.num_tables, ", context ", options_.max_blocks, " blocks, ",
+                   options_.max_slots, " slots)"));
+}
+
+void SequenceTables::ListStaging() {
+  const int heads = pools_.layout.num_kv_heads;
+  AUGUR_CHECK(pools_.num_staging_pages >= 2 * lists_layer());
+  std::vector<std::byte*> pages;
+  for (int page = 0; page < 2 * heads * options_.max_blocks; ++page) {
+    pages.push_back(pools_.staging_page(page));
+  }
+  backend_->Copy(lists(options_.num_tables), pages.data(), pages.size() * sizeof(pages[0]));
+  backend_->Synchronize();
+}
+
+int SequenceTables::Claim(const memory::SequenceKv& kv) {
+  const auto free = std::find_if(tables_.begin(), tables_.end(),
+                                 [](const Table& table) { return table.epoch == 0; });
+  AUGUR_CHECK(free != tables_.end());
+  const int index = static_cast<int>(free - tables_.begin());
+  table_of_[kv.id] = index;
+  return index;
+}
+
+int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_host) {
+  const auto found = table_of_.find(kv.id);
+  const int index = found != table_of_.end() ? found->second : Claim(kv);
+  Table& table = tables_[index];
+  if (table.epoch != kv.frames_epoch) {
+    table = {.sequence = kv.id, .epoch = kv.frames_epoch};
+    if (kv.tiered()) UploadSlots(kv, index);
+  }
+  for (; table.blocks < blocks; ++table.blocks) {
+    if (kv.tiered()) {
+      ListLayer0(kv, index, table.blocks);
+    } else {
+      missing_.resident.push_back(
+          {.table = index, .block = table.blocks, .frame = kv.frames.at(table.blocks)});
+    }
+  }
+  for (; kv.tiered() && table.on_host < on_host; ++table.on_host) {
+    missing_.host.push_back(
+        {.table = index, .block = table.on_host, .frame = kv.host_blocks.at(table.on_host)});
+  }
+  const int key_pages = std::min(static_cast<int>(kv.key_frames.size()), max_key_pages_);
+  for (; table.key_pages < key_pages; ++table.key_pages) {
+    missing_.keys.push_back(
+        {.table = index, .block = table.key_pages, .frame = kv.key_frames[table.key_pages]});
+  }
+  return index;
+}
+
+// As SequenceKv::resident_page has it.
+void SequenceTables::ListLayer0(const memory::SequenceKv& kv, int table, int block) {
+  MappedBlock mapped{.table = table, .block = block};
+  if (block < kv.num_slots) {
+    mapped.frame = kv.frames[block];
+  } else {
+    const int extra = block - kv.num_slots;
+    mapped.frame = kv.frames.at(kv.num_slots + extra / pools_.layout.num_layers);
+    mapped.layer_shift = extra % pools_.layout.num_layers;
+  }
+  missing_.first.push_back(mapped);
+}
+
+void SequenceTables::UploadSlots(const memory::SequenceKv& kv, int table) {
+  AUGUR_CHECK(kv.num_slots <= options_.max_slots);
+  for (int slot = 0; slot < kv.num_slots; ++slot) {
+    missing_.slots.push_back({.table = table, .block = slot, .frame = kv.frames[slot]});
+  }
+  backend_->Wait(slots_mark_);  // host_slots_ may still be being read
+  int32_t* const blocks = host_slots_;
+  int32_t* const stamps = host_slots_ + slots_row();
+  std::fill_n(blocks, slots_row(), memory::kNoBlock);
+  std::fill_n(stamps, slots_row(), -1);
+  for (int group = 0; group < pools_.layout.num_groups(); ++group) {
+    const size_t from = size_t(group) * kv.num_slots, to = size_t(group) * options_.max_slots;
+    std::copy_n(kv.slot_blocks.data() + from, kv.num_slots, blocks + to);
+    std::copy_n(kv.slot_stamps.data() + from, kv.num_slots, stamps + to);
+  }
+  backend_->Copy(slot_blocks(table), blocks, slots_row() * sizeof(int32_t));
+  backend_->Copy(slot_stamps(table), stamps, slots_row() * sizeof(int32_t));
+  slots_mark_ = backend_->Mark();
+}
+
+void SequenceTables::Remove(memory::SequenceKv* kv, bool keep) {
+  const auto found = table_of_.find(kv->id);
+  if (found == table_of_.end()) return;
+  const int table = found->second;
+  if (keep && kv->tiered() && tables_[table].epoch == kv->frames_epoch) {
+    backend_->Wait(slots_mark_);
+    int32_t* const blocks = host_slots_;
+    int32_t* const stamps = host_slots_ + slots_row();
+    backend_->Copy(blocks, slot_blocks(table), slots_row() * sizeof(int32_t));
+    backend_->Copy(stamps, slot_stamps(table), slots_row() * sizeof(int32_t));
+    backend_->Synchronize();
+    for (int group = 0; group < pools_.layout.num_groups(); ++group) {
+      const size_t from = size_t(group) * options_.max_slots, to = size_t(group) * kv->num_slots;
+      std::copy_n(blocks + from, kv->num_slots, kv->slot_blocks.data() + to);
+      std::copy_n(stamps + from, kv->num_slots, kv->slot_stamps.data() + to);
+    }
+  }
+  tables_[table] = {};
+  table_of_.erase(found);
+}
+
+void SequenceTables::Upload() {
+  const int layers = pools_.layout.num_layers;
+  const kernels::MapPagesParams lists{.pool = pools_.device,
+                                      .lists = lists_.data(),
+                                      .page_bytes = pools_.layout.page_bytes,
+                                      .num_layers = layers,
+                                      .end_layer = layers,
+                                      .num_kv_heads = pools_.layout.num_kv_heads,
+                                      .max_blocks = options_.max_blocks};
+  kernels::MapPagesParams params = lists;
+  Map(&missing_.resident, params);
+  params.end_layer = 1;
+  Map(&missing_.first, params);
+  params = lists;
+  params.pool = pools_.host;
+  params.first_layer = 1;
+  Map(&missing_.host, params);
+  params = lists;
+  params.lists = slot_pages_.data();
+  params.max_blocks = options_.max_slots;
+  Map(&missing_.slots, params);
+  params = lists;
+  params.lists = key_lists_.data();
+  params.max_blocks = max_key_pages_;
+  Map(&missing_.keys, params);
+}
+
+void SequenceTables::Map(std::vector<MappedBlock>* mapped, kernels::MapPagesParams params) {
+  for (size_t first = 0; first < mapped->size(); first += kMappedAtOnce) {
+    backend_->Wait(mapped_mark_);  // host_mapped_ may still be being read
+    const size_t count = std::min<size_t>(kMappedAtOnce, mapped->size() - first);
+    std::copy_n(mapped->data() + first, count, host_mapped_);
+    backend_->Copy(device_mapped_.data(), host_mapped_, count * sizeof(MappedBlock));
+    mapped_mark_ = backend_->Mark();
+    params.mapped = device_mapped_.data();
+    params.num_mapped = static_cast<int>(count);
+    backend_->MapPages(params);
+  }
+  mapped->clear();
+}
+
+}  // namespace augur::engine

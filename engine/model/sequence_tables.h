@@ -1,0 +1,127 @@
+// What the device knows of each running sequence, in one row of several tables: where its blocks
+// lie, its slots and what they hold, its compressed keys. Ops find all of it there; the host fills
+// in what has changed since it last looked, and never reads it but to take a sequence away.
+//
+//   lists        [tables + 1][layers][kv heads][max_blocks]: where a block lies for good. Resident:
+//                its page. Tiered: layer 0 its page, other layers its host page once it has been
+//                written, and while it is open or not yet written the slot that it grows in
+//                (kernels/ops/open_tails.h). The last row belongs to nobody: its first two layers
+//                list the staging area's two halves, block b at place b.
+//   slot_pages, slot_blocks, slot_stamps   [tables][layers][kv heads][max_slots]
+//   key_lists    [tables][layers][kv heads][max_key_pages]: pages of compressed keys
+//
+// Thread: the engine's. Ownership: the tables; backend and pools outlive it. Failure: Create names
+// bytes and knobs. There are at least as many rows as sequences that run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/backend_array.h"
+#include "memory/kv_pools.h"
+#include "memory/sequence_kv.h"
+
+namespace augur::engine {
+
+struct SequenceTablesOptions {
+  int num_tables = 0;
+  int max_blocks = 0;  // of a sequence
+  int max_slots = 0;   // of a group; 0: nothing is tiered
+  bool selects = false;
+};
+
+class SequenceTables {
+ public:
+  static absl::StatusOr<std::unique_ptr<SequenceTables>> Create(
+      kernels::Backend* backend, const memory::KvPools& pools,
+      const SequenceTablesOptions& options);
+  ~SequenceTables();
+  SequenceTables(const SequenceTables&) = delete;
+  SequenceTables& operator=(const SequenceTables&) = delete;
+
+  // The row of the sequence, with everything in it that a step on blocks [0, blocks) reads, once
+  // Upload has been called. Of a tiered sequence blocks below `on_host` are in the host pool or
+  // will be before they are read there.
+  int Prepare(const memory::SequenceKv& kv, int blocks, int on_host);
+  // Of a sequence that has been prepared.
+  int TableOf(memory::SequenceId id) const { return table_of_.at(id); }
+  // Sends what Prepare has found missing, in order with ops.
+  void Upload();
+  // The sequence is about to leave the device, or has ended. `keep`: what its slots hold is written
+  // back to *kv; waits for the device.
+  void Remove(memory::SequenceKv* kv, bool keep);
+
+  const memory::KvPools& pools() const { return pools_; }
+  const SequenceTablesOptions& options() const { return options_; }
+  int max_key_pages() const { return max_key_pages_; }
+
+  // A row's part of each table, at layer 0; further layers lie `..._layer` entries behind.
+  std::byte** lists(int table) { return lists_.data() + table * lists_row(); }
+  int64_t lists_layer() const { return int64_t{pools_.layout.num_kv_heads} * options_.max_blocks; }
+  std::byte** key_lists(int table) {
+    return key_lists_.data() + table * keys_layer() * pools_.layout.num_layers;
+  }
+  int64_t keys_layer() const { return int64_t{pools_.layout.num_kv_heads} * max_key_pages_; }
+  std::byte** slot_pages(int table) { return slot_pages_.data() + table * slots_row(); }
+  int32_t* slot_blocks(int table) { return slot_blocks_.data() + table * slots_row(); }
+  int32_t* slot_stamps(int table) { return slot_stamps_.data() + table * slots_row(); }
+  int64_t slots_layer() const { return int64_t{pools_.layout.num_kv_heads} * options_.max_slots; }
+  // From a row's lists at layer 0 to the list of a half of the staging area.
+  int64_t staging_offset(int table, int half) const {
+    return (options_.num_tables - table) * lists_row() + half * lists_layer();
+  }
+
+ private:
+  // What the lists of one kind lack.
+  struct Missing {
+    std::vector<kernels::MappedBlock> resident;  // lists, all layers
+    std::vector<kernels::MappedBlock> first;     // lists, layer 0
+    std::vector<kernels::MappedBlock> host;      // lists, layers from 1 on
+    std::vector<kernels::MappedBlock> slots;
+    std::vector<kernels::MappedBlock> keys;
+  };
+  struct Table {
+    memory::SequenceId sequence = 0;
+    uint64_t epoch = 0;  // of the sequence's frames; 0: free
+    int blocks = 0;      // listed where they are resident
+    int on_host = 0;     // listed at their host pages
+    int key_pages = 0;
+  };
+
+  SequenceTables(kernels::Backend* backend, const memory::KvPools& pools,
+                 const SequenceTablesOptions& options);
+  absl::Status Allocate();
+  int Claim(const memory::SequenceKv& kv);
+  void ListLayer0(const memory::SequenceKv& kv, int table, int block);
+  void UploadSlots(const memory::SequenceKv& kv, int table);
+  void ListStaging();
+  void Map(std::vector<kernels::MappedBlock>* mapped, kernels::MapPagesParams params);
+  int64_t lists_row() const { return lists_layer() * pools_.layout.num_layers; }
+  int64_t slots_row() const { return slots_layer() * pools_.layout.num_layers; }
+
+  kernels::Backend* const backend_;
+  const memory::KvPools pools_;
+  const SequenceTablesOptions options_;
+  const int max_key_pages_;
+
+  std::vector<Table> tables_;
+  std::unordered_map<memory::SequenceId, int> table_of_;
+  Missing missing_;
+
+  kernels::BackendArray<std::byte*> lists_;
+  kernels::BackendArray<std::byte*> key_lists_;
+  kernels::BackendArray<std::byte*> slot_pages_;
+  kernels::BackendArray<int32_t> slot_blocks_;
+  kernels::BackendArray<int32_t> slot_stamps_;
+  kernels::BackendArray<kernels::MappedBlock> device_mapped_;  // [kMappedAtOnce]
+  kernels::MappedBlock* host_mapped_ = nullptr;
+  uint64_t mapped_mark_ = 0;       // of the last upload from host_mapped_
+  int32_t* host_slots_ = nullptr;  // [2][layers][kv heads][max_slots]: blocks, stamps
+  uint64_t slots_mark_ = 0;
+};
+
+}  // namespace augur::engine

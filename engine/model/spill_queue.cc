@@ -1,0 +1,127 @@
+#include "engine/model/spill_queue.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+
+namespace augur::engine {
+namespace {
+
+// Whose copies are listed at a time: a decode step of a full batch in one piece.
+constexpr int kBlocksAtOnce = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SpillQueue>> SpillQueue::Create(kernels::Backend* backend,
+                                                               SequenceTables* tables,
+                                                               memory::KvStore* store,
+                                                               memory::DeviceTransfers* transfers,
+                                                               int max_blocks) {
+  std::unique_ptr<SpillQueue> queue(new SpillQueue(backend, tables, store, transfers, max_blocks));
+  if (queue->rings_ != nullptr && queue->pages_.allocated() && queue->keys_.allocated()) {
+    return queue;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for lists of written blocks: ",
+                   2 * queue->pages_.size() * sizeof(kernels::PageCopy), " bytes"));
+}
+
+SpillQueue::SpillQueue(kernels::Backend* backend, SequenceTables* tables, memory::KvStore* store,
+                       memory::DeviceTransfers* transfers, int max_blocks)
+    : backend_(backend),
+      lane_(backend->OnLane(kernels::Lane::kSpill)),
+      tables_(tables),
+      store_(store),
+      transfers_(transfers),
+      max_blocks_(max_blocks),
+      rings_(static_cast<kernels::SpilledBlock*>(
+          backend->AllocateHost(size_t(kRing) * max_blocks * sizeof(kernels::SpilledBlock)))),
+      pages_(backend, size_t(kBlocksAtOnce) * tables->pools().layout.num_groups()),
+      keys_(backend, size_t(kBlocksAtOnce) * tables->pools().layout.num_groups()) {}
+
+SpillQueue::~SpillQueue() {
+  lane_->Synchronize();
+  if (rings_ != nullptr) backend_->Free(rings_);
+}
+
+void SpillQueue::Add(memory::SequenceKv* kv, int table, int end_block, bool staged) {
+  if (!kv->writes_behind()) return;
+  const int first = kv->submitted_blocks[0];
+  // A staged chunk's pages have been sent already, so all of it goes; others may be cut.
+  const int end = staged ? end_block : std::min(end_block, first + max_blocks_ - num_blocks_);
+  if (end <= first) return;
+  AUGUR_CHECK(num_blocks_ + end - first <= max_blocks_);
+  for (int block = first; block < end; ++block) {
+    blocks_[staged][kv->demand.selects].push_back(
+        {.table = table, .block = block, .host_block = kv->host_blocks[block]});
+  }
+  num_blocks_ += end - first;
+  writes_.push_back({kv, end});
+}
+
+void SpillQueue::Flush() {
+  if (writes_.empty()) return;
+  next_ = (next_ + 1) % kRing;
+  transfers_->Wait(tickets_[next_]);
+  kernels::SpilledBlock* at = rings_ + size_t(next_) * max_blocks_;
+  lane_->Follow(backend_);
+  for (const bool staged : {false, true}) {
+    for (const bool has_keys : {false, true}) {
+      std::vector<kernels::SpilledBlock>& blocks = blocks_[staged][has_keys];
+      for (size_t first = 0; first < blocks.size(); first += kBlocksAtOnce) {
+        const size_t count = std::min<size_t>(kBlocksAtOnce, blocks.size() - first);
+        std::copy_n(blocks.data() + first, count, at);
+        Copy(at, static_cast<int>(count), staged, has_keys);
+        at += count;
+      }
+      blocks.clear();
+    }
+  }
+  const memory::KvLayout& layout = tables_->pools().layout;
+  tickets_[next_] =
+      transfers_->Issue(memory::TransferKind::kSpill, num_blocks_ * layout.num_groups(),
+                        num_blocks_ * layout.host_block_bytes());
+  for (const Write& write : writes_) {
+    for (int layer = 0; layer < layout.num_layers; ++layer) {
+      store_->NoteWrite(write.kv, {&tickets_[next_], 1}, layer, write.end_block);
+    }
+  }
+  writes_.clear();
+  num_blocks_ = 0;
+}
+
+void SpillQueue::Copy(kernels::SpilledBlock* blocks, int count, bool staged, bool has_keys) {
+  const memory::KvPools& pools = tables_->pools();
+  const memory::KvLayout& layout = pools.layout;
+  const auto copy = [&](kernels::PageCopy* list, int layers, size_t bytes) {
+    lane_->CopyPages({.pages = list,
+                      .known_pages = count * layers * layout.num_kv_heads,
+                      .page_bytes = static_cast<int>(bytes),
+                      .quota = transfers_->ctas()});
+  };
+  kernels::ListSpillsParams params{.blocks = blocks,
+                                   .num_blocks = count,
+                                   .num_layers = layout.num_layers,
+                                   .end_layer = staged ? 1 : layout.num_layers,
+                                   .num_kv_heads = layout.num_kv_heads,
+                                   .lists = tables_->lists(0),
+                                   .max_blocks = tables_->options().max_blocks,
+                                   .host = pools.host,
+                                   .page_bytes = layout.page_bytes,
+                                   .pages = pages_.data()};
+  lane_->ListSpills(params);
+  copy(pages_.data(), params.end_layer, layout.page_bytes);
+  if (!has_keys) return;
+  params.end_layer = layout.num_layers;
+  params.pages = nullptr;
+  params.key_lists = tables_->key_lists(0);
+  params.max_key_pages = tables_->max_key_pages();
+  params.host_keys = pools.host_keys;
+  params.key_bytes = layout.key_bytes;
+  params.keys = keys_.data();
+  lane_->ListSpills(params);
+  copy(keys_.data(), layout.num_layers, layout.key_bytes);
+}
+
+}  // namespace augur::engine
