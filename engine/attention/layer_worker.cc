@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "engine/attention/segment_blocks.h"
@@ -251,16 +250,10 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
                         .head_dim = options_.head_dim,
                         .dtype = options_.kv_dtype,
                         .cos = options_.cos,
-                        .sin = options_.sin});
-  if (forecast_heads > 0) {
-    // The next layer's qkv will overwrite them.
-    backend_->Synchronize();
-    const float* from = qkv + options_.q_width() + 2 * options_.kv_width();
-    for (int row = 0; row < rows_; ++row) {
-      std::memcpy(forecasts_[layer % 2].data() + size_t(row) * options_.kv_width(),
-                  from + size_t(row) * options_.row_stride(), sizeof(float) * options_.kv_width());
-    }
-  }
+                        .sin = options_.sin,
+                        // Of the next layer, whose qkv will overwrite this one's.
+                        .forecasts = forecast_heads > 0 ? forecasts_[layer % 2].data() : nullptr,
+                        .num_forecasts = forecast_heads > 0 ? options_.num_kv_heads : 0});
   Compress(layer);
 }
 

@@ -143,6 +143,7 @@ class CpuBackend final : public Backend {
   std::vector<EvictionItem> eviction_items_;       // likewise
   std::vector<SelectItem> select_items_;           // likewise
   std::vector<AttentionSpan> merge_spans_;         // likewise
+  std::vector<int64_t> place_victims_;             // likewise
 };
 
 // Below this many floats an item costs less than handing it to another thread (about a

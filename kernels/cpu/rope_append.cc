@@ -20,8 +20,8 @@ void CheckSegments(const RopeAppendParams& params) {
   AUGUR_CHECK(next_row <= params.rows);
 }
 
-// One token: rotates its q, k and forecast heads in place, then writes k and v to the token's place
-// in each page.
+// One token: rotates its q, k and forecast heads, in place but for forecasts with a buffer of their
+// own, then writes k and v to the token's place in each page.
 void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const AppendSegment& segment,
                int row) {
   const int head_dim = params.head_dim;
@@ -34,8 +34,12 @@ void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Appe
   float* v = k + kv_heads * head_dim;
   float* forecast = v + kv_heads * head_dim;
   for (float* head = heads; head < v; head += head_dim) isa.rotate(head, cos, sin, head_dim / 2);
+  const int moved = params.forecasts == nullptr ? 0 : params.num_forecasts;
+  float* forecasts = params.forecasts + size_t(row) * moved * head_dim;
+  std::copy_n(forecast, moved * head_dim, forecasts);
   for (int head = 0; head < params.num_forecast_heads; ++head) {
-    isa.rotate(forecast + head * head_dim, cos, sin, head_dim / 2);
+    float* to = head < moved ? forecasts : forecast;
+    isa.rotate(to + head * head_dim, cos, sin, head_dim / 2);
   }
   const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
   const int block_stride = segment.block_stride == 0 ? kv_heads : segment.block_stride;
@@ -57,6 +61,7 @@ void CpuBackend::RopeAppend(const RopeAppendParams& params) {
   const int heads = params.num_q_heads + 2 * params.num_kv_heads + params.num_forecast_heads;
   const int64_t row_cost = int64_t{heads} * params.head_dim;
   AUGUR_CHECK(params.row_stride >= row_cost);
+  AUGUR_CHECK(params.num_forecasts >= 0 && params.num_forecasts <= params.num_forecast_heads);
   CheckSegments(params);
   ForRows(params.rows, row_cost, [&](int first, int end, int) {
     for (int s = 0; s < params.num_segments; ++s) {

@@ -84,6 +84,9 @@ void CudaBackend::CreateStream(int priority) {
     AUGUR_CUDA(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming));
   }
   AUGUR_CUDA(cudaEventCreateWithFlags(&followed_, cudaEventDisableTiming));
+  AUGUR_CUDA(cudaMalloc(&place_tickets_, sizeof(*place_tickets_)));
+  AUGUR_CUDA(cudaMemsetAsync(place_tickets_, 0, sizeof(*place_tickets_), stream_));
+  AUGUR_CUDA(cudaStreamSynchronize(stream_));
 }
 
 CudaBackend::CudaBackend(const CudaBackend& main, Lane lane)
@@ -116,6 +119,7 @@ CudaBackend::~CudaBackend() {
   linear_plans_.reset();
   for (const cudaEvent_t mark : marks_) cudaEventDestroy(mark);
   cudaEventDestroy(followed_);
+  cudaFree(place_tickets_);
   cudaStreamDestroy(stream_);
 }
 
@@ -230,10 +234,6 @@ void CudaBackend::CopyPages(const PageCopyParams& params) {
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
 
 void CudaBackend::SelectBlocks(const SelectBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::PlaceBlocks(const PlaceBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::OpenTails(const OpenTailsParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::ListSpills(const ListSpillsParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::ListPageCopies(const ListPageCopiesParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::SumChannels(const SumChannelsParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectKeys(const ProjectKeysParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectQueries(const ProjectQueriesParams&) { AUGUR_CHECK(!"built for CUDA"); }

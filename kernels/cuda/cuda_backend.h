@@ -90,6 +90,8 @@ class CudaBackend final : public Backend {
   uint64_t last_mark_ = 0;
   uint64_t passed_mark_ = 0;        // the youngest that a Wait has seen
   cudaEvent_t followed_ = nullptr;  // of the last Follow, on the stream followed
+  // PlaceBlocks' count of CTAs and copies, 0 between calls; so calls of one order never overlap.
+  unsigned long long* place_tickets_ = nullptr;
   std::array<std::unique_ptr<CudaBackend>, kNumLanes> lanes_;  // of the main order
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight

@@ -77,12 +77,13 @@ __device__ inline void WaitForStagesBeforeLast() {
 
 __device__ inline void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// This CTA's entries of the list, one after another. Each lane holds one of 32, and the 32 after
-// them are already being read: no copy waits for its address. All lanes call it together.
+// This CTA's entries of the list, every `ctas`th, one after another. Each lane holds one of 32, and
+// the 32 after them are already being read: no copy waits for its address. All lanes call it
+// together.
 class EntryReader {
  public:
-  __device__ EntryReader(const PageCopy* pages, int num_pages)
-      : pages_(pages), num_pages_(num_pages), lane_(static_cast<int>(threadIdx.x)) {
+  __device__ EntryReader(const PageCopy* pages, int num_pages, int ctas)
+      : pages_(pages), num_pages_(num_pages), ctas_(ctas), lane_(static_cast<int>(threadIdx.x)) {
     here_ = Read();
     ahead_ = Read();
   }
@@ -104,7 +105,7 @@ class EntryReader {
 
  private:
   __device__ PageCopy Read() {
-    const int64_t place = blockIdx.x + static_cast<int64_t>(read_ + lane_) * gridDim.x;
+    const int64_t place = blockIdx.x + static_cast<int64_t>(read_ + lane_) * ctas_;
     read_ += kWarp;
     if (place >= num_pages_) return PageCopy{};
     // Past the first-level cache: of a line's entries most are other CTAs'.
@@ -117,6 +118,7 @@ class EntryReader {
 
   const PageCopy* pages_;
   int num_pages_;
+  int ctas_;
   int lane_;
   int read_ = 0;  // of this CTA's entries
   int used_ = 0;  // of here_
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kWarp)
     FenceBarriers();
   }
 
-  EntryReader entries(params.pages, num_pages);
+  EntryReader entries(params.pages, num_pages, ctas);
   PageCopy page;
   uint32_t offset = 0;  // in `page`, of the next piece to load
   const auto load_next_into = [&](int stage) {

@@ -65,6 +65,8 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
   const int first_v = params.num_q_heads + kv_heads;
   const int turned = first_v + params.num_forecast_heads;
   const int head_vectors = half / kVector;
+  const int moved = params.forecasts == nullptr ? 0 : params.num_forecasts;
+  float* forecasts = params.forecasts + size_t(row) * moved * head_dim;
   for (int item = threadIdx.x; item < turned * head_vectors; item += kThreads) {
     const int h = item / head_vectors;
     const int i = (item - h * head_vectors) * kVector;
@@ -73,8 +75,10 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
     LoadFloats(head + i, a);
     LoadFloats(head + half + i, b);
     Rotate(cos + i, sin + i, a, b);
-    StoreFloats(a, head + i);
-    StoreFloats(b, head + half + i);
+    const int forecast = h - first_v;
+    float* to = forecast >= 0 && forecast < moved ? forecasts + forecast * head_dim : head;
+    StoreFloats(a, to + i);
+    StoreFloats(b, to + half + i);
     const int kv_head = h - params.num_q_heads;
     if (kv_head < 0 || kv_head >= kv_heads) continue;
     T* k = reinterpret_cast<T*>(pages[int64_t{kv_head} * segment.head_stride]) + entry;
@@ -100,10 +104,11 @@ void CudaBackend::RopeAppend(const RopeAppendParams& params) {
   AUGUR_CHECK(params.num_q_heads >= 0 && params.num_forecast_heads >= 0);
   const int heads = params.num_q_heads + 2 * params.num_kv_heads + params.num_forecast_heads;
   AUGUR_CHECK(params.row_stride >= int64_t{heads} * params.head_dim);
+  AUGUR_CHECK(params.num_forecasts >= 0 && params.num_forecasts <= params.num_forecast_heads);
   if (params.num_segments == 0) return;
   const bool is_wide = params.head_dim % 8 == 0 && params.row_stride % 4 == 0 &&
                        IsAligned(params.qkv, 16) && IsAligned(params.cos, 16) &&
-                       IsAligned(params.sin, 16);
+                       IsAligned(params.sin, 16) && IsAligned(params.forecasts, 16);
   const LaunchShape shape{dim3(params.rows), dim3(kThreads)};
   ForElementType(params.dtype, [&]<class T>() {
     LaunchKernel(stream_, shape, is_wide ? RopeAppendKernel<T, 4> : RopeAppendKernel<T, 1>, params);

@@ -15,6 +15,7 @@ struct RopeCase {
   int num_forecast_heads = 0;
   int rest = 0;                // floats behind the heads of a row
   bool lists_by_head = false;  // [kv_heads][blocks] behind an offset, otherwise [blocks][kv_heads]
+  int num_forecasts = 0;       // heads of them that go to a buffer of their own
 
   int stride() const { return heads.row_floats() + num_forecast_heads * heads.head_dim + rest; }
 };
@@ -33,6 +34,7 @@ class RopeCall {
         cos_(backend, table_.cos),
         sin_(backend, table_.sin),
         segments_(backend, pieces.size()),
+        forecasts_(backend, CountRows(pieces) * rope_case.num_forecasts * rope_case.heads.head_dim),
         pool_(backend, CountBlocks(pieces) * rope_case.heads.num_kv_heads * page_bytes()) {
     std::byte* next = pool_.data();
     for (size_t s = 0; s < pieces.size(); ++s) {
@@ -62,7 +64,9 @@ class RopeCall {
                           .dtype = case_.heads.dtype,
                           .cos = cos_.data(),
                           .sin = sin_.data(),
-                          .pages_offset = kOtherEntries});
+                          .pages_offset = kOtherEntries,
+                          .forecasts = case_.num_forecasts > 0 ? forecasts_.data() : nullptr,
+                          .num_forecasts = case_.num_forecasts});
     backend_->Synchronize();
     return qkv.ToVector();
   }
@@ -82,6 +86,10 @@ class RopeCall {
       if (is_turned[r]) continue;
       const size_t offset = size_t(r) * case_.stride();
       ASSERT_TRUE(SameBits(after.data() + offset, before.data() + offset, case_.stride())) << r;
+      const size_t width = size_t(case_.num_forecasts) * case_.heads.head_dim;
+      for (size_t b = 0; b < width * sizeof(float); ++b) {
+        ASSERT_EQ(reinterpret_cast<std::byte*>(forecasts_.data() + r * width)[b], std::byte{0xff});
+      }
     }
     for (size_t i = 0; i < is_written.size(); ++i) {
       if (is_written[i]) continue;
@@ -98,6 +106,11 @@ class RopeCall {
     if (rows.num_rows == 0) return 0;
     return (rows.first_position + rows.num_rows - 1) / kBlockTokens -
            rows.first_position / kBlockTokens + 1;
+  }
+  static size_t CountRows(const std::vector<Segment>& pieces) {
+    size_t rows = 0;
+    for (const Segment& piece : pieces) rows += piece.num_rows + 1;
+    return rows;
   }
   static size_t CountBlocks(const std::vector<Segment>& pieces) {
     size_t blocks = 0;
@@ -119,13 +132,19 @@ class RopeCall {
       const float* head = before.data() + offset + h * d;
       double expected = before[offset + i];
       double tolerance = 0.0;
+      double found = after[offset + i];
       if (h < first_v || (h >= first_forecast && h < first_forecast + case_.num_forecast_heads)) {
         const double other = c < half ? -head[c + half] : head[c - half];
         expected =
             head[c] * double(table_.cos[angles + c % half]) + other * table_.sin[angles + c % half];
         tolerance = kRopeTolerance.At(expected);
+        if (h >= first_forecast && h < first_forecast + case_.num_forecasts) {
+          ASSERT_EQ(found, before[offset + i]) << "left as it was, row " << t << " head " << h;
+          found = forecasts_[size_t(segment.rows.first_row + t) * case_.num_forecasts * d + i -
+                             first_forecast * d];
+        }
       }
-      ASSERT_NEAR(after[offset + i], expected, tolerance) << "row " << t << " head " << h;
+      ASSERT_NEAR(found, expected, tolerance) << "row " << t << " head " << h;
     }
   }
 
@@ -163,6 +182,7 @@ class RopeCall {
   RopeTable table_;
   SharedArray<float> cos_, sin_;
   SharedArray<AppendSegment> segments_;
+  SharedArray<float> forecasts_;  // [rows, num_forecasts, head_dim]
   SharedArray<std::byte> pool_;
   std::vector<SharedArray<std::byte*>> lists_;
   int rows_ = 0;
@@ -192,6 +212,19 @@ TEST(TwinRopeAppendTest, RotatesAndWritesEachTokensPlaceOnly) {
           if (HasFatalFailure()) return;
         }
       }
+    }
+  }
+}
+
+TEST(TwinRopeAppendTest, ForecastsGoToABufferOfTheirOwn) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    for (const int head_dim : {6, 40, 128}) {
+      SCOPED_TRACE(name + " d " + std::to_string(head_dim));
+      const HeadShape heads{4, 2, head_dim, DType::kBF16};
+      CheckCall(*backend, {heads, 4, 4, true, 2}, RaggedPieces());
+      CheckCall(*backend, {heads, 1, 0, false, 1}, RaggedPieces());
+      CheckCall(*backend, {heads, 3, 5, false, 2}, RaggedPieces());
+      if (HasFatalFailure()) return;
     }
   }
 }

@@ -1,0 +1,274 @@
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/kv_page.h"
+#include "kernels/ops/place_blocks.h"
+
+namespace augur::kernels {
+namespace {
+
+constexpr int kWarp = 32;
+// A thread has one slot and one entry of the choice.
+constexpr int kMaxThreads = 1024;
+
+// One segment's slots and choice for one kv head.
+struct PlaceGroup {
+  std::byte* const* sources;
+  int32_t* slot_blocks;
+  int32_t* slot_stamps;
+  std::byte* const* slot_pages;
+  const int32_t* blocks;
+  const std::byte** pages;
+  int count;
+};
+
+// What a CTA's threads tell each other.
+struct PlaceScratch {
+  std::byte* slot_pages[kMaxThreads];
+  int32_t wanted[kMaxThreads];
+  int16_t entry_slots[kMaxThreads];   // -1: has none yet
+  int32_t victim_ages[kMaxThreads];   // by rising slot
+  int16_t victim_slots[kMaxThreads];  // likewise
+  int16_t victims[kMaxThreads];       // in the order in which they go
+  int warp_counts[kMaxThreads / kWarp];
+  int counts[3];  // chosen, reused, spare
+  int first_copy;
+};
+
+__device__ PlaceGroup GroupOf(const PlaceBlocksParams& params, const PlaceSegment& segment,
+                              int head) {
+  const size_t row = size_t(segment.rows.first_row) * params.num_kv_heads + head;
+  const size_t list = row * params.selection_stride;
+  PlaceGroup group{};
+  group.sources = segment.sources + params.sources_offset + size_t(head) * segment.source_stride;
+  group.blocks = params.blocks + list;
+  group.pages = params.pages + list;
+  group.count = params.counts[row];
+  if (segment.slot_blocks == nullptr) return group;
+  const int64_t slots = params.slots_offset + int64_t{head} * segment.slot_stride;
+  group.slot_blocks = segment.slot_blocks + slots;
+  group.slot_stamps = segment.slot_stamps + slots;
+  group.slot_pages = segment.slot_pages + slots;
+  return group;
+}
+
+// How many threads before this one have `value`s, summed; *total is that of all threads. `value` is
+// below 2^16, so two counts go in one.
+__device__ int SumBefore(int value, PlaceScratch& scratch, int* total) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int upto = value;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, upto, step);
+    if (lane >= step) upto += other;
+  }
+  __syncthreads();  // warp_counts may still be read
+  if (lane == kWarp - 1) scratch.warp_counts[warp] = upto;
+  __syncthreads();
+  int before = 0, sum = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / kWarp; ++w) {
+    const int count = scratch.warp_counts[w];
+    before += w < warp ? count : 0;
+    sum += count;
+  }
+  *total = sum;
+  return before + upto - value;
+}
+
+// The call's CTAs add up their copies here, and the last one, which finds that all others have
+// been, hands the sum over and clears it for the next call. Returns where this CTA's copies begin.
+__device__ int TakeCopies(const PlaceBlocksParams& params, unsigned long long* tickets,
+                          int copies) {
+  if (params.num_copies == nullptr) return 0;
+  const unsigned long long before =
+      atomicAdd(tickets, (1ull << 32) + static_cast<unsigned>(copies));
+  const int first = static_cast<int>(before & 0xffffffffu);
+  if (before >> 32 == gridDim.x - 1) {
+    *params.num_copies = first + copies;
+    *tickets = 0;
+  }
+  return first;
+}
+
+__device__ int EntryOf(const PlaceScratch& scratch, int count, int32_t block) {
+  int low = 0, high = count;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (scratch.wanted[middle] < block) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < count && scratch.wanted[low] == block ? low : -1;
+}
+
+__device__ void CountWarp(bool holds, int* count) {
+  const unsigned votes = __ballot_sync(0xffffffffu, holds);
+  if (threadIdx.x % kWarp == 0 && votes != 0) atomicAdd(count, __popc(votes));
+}
+
+// Enters the slots of blocks that have one, and returns the age of this thread's slot: -1 where it
+// is none or holds a block of the choice; the greater an age, the earlier the slot becomes a
+// victim.
+__device__ int TakeHits(const PlaceSegment& segment, const PlaceGroup& group,
+                        PlaceScratch& scratch) {
+  const int thread = threadIdx.x;
+  const int position = segment.rows.first_position;
+  const int local_begin = position / kBlockTokens - segment.local + 1;
+  const auto by_scores = [&](int32_t block) {
+    return block >= segment.init && block < local_begin;
+  };
+  CountWarp(thread < group.count && by_scores(scratch.wanted[thread]), &scratch.counts[0]);
+  int32_t block = kEmptySlot, stamp = 0;
+  int entry = -1, age = -1;
+  if (thread < segment.num_slots) {
+    block = group.slot_blocks[thread];
+    stamp = group.slot_stamps[thread];
+    if (block != kEmptySlot) entry = EntryOf(scratch, group.count, block);
+    // Stamps are positions up to the row's own, or -1.
+    age = block == kEmptySlot ? position + 2 : min(max(position - stamp, 0), position + 1);
+  }
+  if (entry >= 0) {
+    scratch.entry_slots[entry] = static_cast<int16_t>(thread);
+    group.slot_stamps[thread] = position;
+    age = -1;
+  }
+  const bool counts = entry >= 0 && by_scores(block);
+  CountWarp(counts && stamp == position - 1, &scratch.counts[1]);
+  CountWarp(counts && stamp != position - 1, &scratch.counts[2]);
+  return age;
+}
+
+// The `misses` oldest slots, the lower one of equals, in order: scratch.victims. `max_age` is above
+// all ages.
+__device__ void PickVictims(int age, int max_age, int misses, PlaceScratch& scratch) {
+  // The greatest age that enough slots have reached.
+  int least = 0, above = max_age;
+  while (above - least > 1) {
+    const int middle = least + (above - least) / 2;
+    if (__syncthreads_count(age >= middle) >= misses) {
+      least = middle;
+    } else {
+      above = middle;
+    }
+  }
+  // All that are older go, and of those of this age as many as are left to find.
+  const bool is_older = age > least, is_equal = age == least;
+  int totals;
+  const int before = SumBefore((is_older ? 1 : 0) + (is_equal ? 1 << 16 : 0), scratch, &totals);
+  const int of_equals = misses - (totals & 0xffff);
+  const int equals_before = before >> 16;
+  if (is_older || (is_equal && equals_before < of_equals)) {
+    const int place = (before & 0xffff) + min(equals_before, of_equals);
+    scratch.victim_ages[place] = age;
+    scratch.victim_slots[place] = static_cast<int16_t>(threadIdx.x);
+  }
+  __syncthreads();
+  const int thread = threadIdx.x;
+  if (thread < misses) {
+    const int mine = scratch.victim_ages[thread];
+    int rank = 0;
+    for (int other = 0; other < misses; ++other) {
+      const int theirs = scratch.victim_ages[other];
+      rank += theirs > mine || (theirs == mine && other < thread) ? 1 : 0;
+    }
+    scratch.victims[rank] = scratch.victim_slots[thread];
+  }
+}
+
+__device__ void AddCounts(const PlaceBlocksParams& params, const PlaceScratch& scratch,
+                          int misses) {
+  if (params.placement == nullptr || threadIdx.x > 3) return;
+  static_assert(sizeof(PlacementCounts) == 4 * sizeof(unsigned long long));
+  const int count = threadIdx.x < 3 ? scratch.counts[threadIdx.x] : misses;
+  if (count == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(params.placement) + threadIdx.x,
+            static_cast<unsigned long long>(count));
+}
+
+__device__ void PlaceInSlots(const PlaceBlocksParams& params, const PlaceSegment& segment,
+                             const PlaceGroup& group, PlaceScratch& scratch,
+                             unsigned long long* tickets) {
+  const int thread = threadIdx.x;
+  const bool is_entry = thread < group.count;
+  int32_t block = 0;
+  std::byte* source = nullptr;
+  if (is_entry) {
+    block = group.blocks[thread];
+    if (block < 0 || block >= segment.source_stride) __trap();
+    source = group.sources[block];  // of hits, too: waiting for them would cost more
+    scratch.wanted[thread] = block;
+    scratch.entry_slots[thread] = -1;
+  }
+  if (thread < segment.num_slots) scratch.slot_pages[thread] = group.slot_pages[thread];
+  if (thread < 3) scratch.counts[thread] = 0;
+  __syncthreads();
+  const int age = TakeHits(segment, group, scratch);
+  __syncthreads();
+  const bool is_miss = is_entry && scratch.entry_slots[thread] < 0;
+  int misses;
+  const int miss = SumBefore(is_miss ? 1 : 0, scratch, &misses);
+  // Asked for as early as may be, and waited for as late.
+  int first_copy = 0;
+  if (thread == 0) first_copy = TakeCopies(params, tickets, misses);
+  AddCounts(params, scratch, misses);
+  if (misses > 0) {
+    PickVictims(age, segment.rows.first_position + 3, misses, scratch);
+    if (thread == 0) scratch.first_copy = first_copy;
+    __syncthreads();
+  }
+  if (!is_entry) return;
+  int slot = scratch.entry_slots[thread];
+  if (is_miss) {
+    slot = scratch.victims[miss];
+    group.slot_blocks[slot] = block;
+    group.slot_stamps[slot] = segment.rows.first_position;
+    params.copies[scratch.first_copy + miss] = {source, scratch.slot_pages[slot]};
+  }
+  group.pages[thread] = scratch.slot_pages[slot];
+}
+
+// One CTA a segment and kv head.
+__global__ void __launch_bounds__(kMaxThreads)
+    PlaceBlocksKernel(PlaceBlocksParams params, unsigned long long* tickets) {
+  WaitForPrevious();
+  __shared__ PlaceScratch scratch;
+  const int s = blockIdx.x / params.num_kv_heads;
+  PlaceSegment segment{};
+  if (s < params.num_segments) segment = params.segments[s];
+  PlaceGroup group{};
+  if (segment.rows.num_rows > 0) {
+    group = GroupOf(params, segment, blockIdx.x % params.num_kv_heads);
+  }
+  // The CPU's CHECKs.
+  if (segment.rows.num_rows > 1 || group.count > params.selection_stride) __trap();
+  if (group.slot_blocks != nullptr) {
+    if (segment.num_slots > params.max_slots || group.count > segment.num_slots) __trap();
+    if (params.copies == nullptr || params.num_copies == nullptr) __trap();
+    PlaceInSlots(params, segment, group, scratch, tickets);
+    return;
+  }
+  if (threadIdx.x == 0) TakeCopies(params, tickets, 0);
+  if (static_cast<int>(threadIdx.x) >= group.count) return;
+  const int32_t block = group.blocks[threadIdx.x];
+  if (block < 0 || block >= segment.source_stride) __trap();
+  group.pages[threadIdx.x] = group.sources[block];
+}
+
+}  // namespace
+
+void CudaBackend::PlaceBlocks(const PlaceBlocksParams& params) {
+  AUGUR_CHECK(params.num_segments >= 0 && params.num_kv_heads > 0);
+  const int most = std::max({params.max_slots, params.selection_stride, 1});
+  AUGUR_CHECK(most <= kMaxThreads);
+  BindThread();
+  // Without segments, too, the list has a length.
+  const int ctas = std::max(params.num_segments * params.num_kv_heads, 1);
+  LaunchKernel(stream_, {dim3(ctas), dim3((most + kWarp - 1) / kWarp * kWarp)}, PlaceBlocksKernel,
+               params, place_tickets_);
+}
+
+}  // namespace augur::kernels
