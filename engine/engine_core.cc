@@ -291,6 +291,7 @@ void EngineCore::Preempt(SequenceId id) {
   }
   // A saved sequence is known by what it has computed.
   const bool saves = kv.writes_behind() && sequence.num_computed > 0;
+  runner_->Leave(&kv, saves);
   if (saves) {
     kv_->Save(id, sequence.num_computed);
     stats_->saved += 1;
@@ -464,6 +465,7 @@ void EngineCore::ReleaseKv(Sequence* sequence, bool finished) {
       late = keys.subspan(sequence->published_blocks, full - sequence->published_blocks);
     }
   }
+  if (kv_->is_open(sequence->id)) runner_->Leave(&kv_->sequence(sequence->id), /*keep=*/false);
   kv_->Release(sequence->id, sequence->published_blocks, late);
 }
 

@@ -62,7 +62,7 @@ absl::Status DeviceAttention::Allocate() {
   }
   const size_t list = is_tiered() ? heads * tables_->options().max_blocks : 0;
   reserve(list, &history_copies_);
-  reserve(list, &spill_copies_);
+  for (BackendArray<kernels::PageCopy>& copies : spill_copies_) reserve(list, &copies);
   const size_t ends = is_tiered() ? heads * end_stride() : 0;
   reserve(ends, &end_copies_);
   reserve(ends, &end_pages_);
@@ -246,16 +246,20 @@ void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offse
 void DeviceAttention::SpillStaged(size_t index, int layer) {
   const Group& group = staged_[index];
   if (group.num_spilled == 0) return;
+  // Listed in the main order: the lane may be behind, and what it reads must then still be there.
+  // The list of the stage before the last has been read, since this stage's history followed that.
+  const int half = (stage_ - 1) % 2;
+  BackendArray<kernels::PageCopy>& copies = spill_copies_[half];
+  backend_->ListPageCopies({.segments = arrays_.spills + index,
+                            .num_segments = 1,
+                            .num_kv_heads = options_.num_kv_heads,
+                            .max_blocks = group.num_spilled,
+                            .copies = copies.data(),
+                            .from_offset = half * tables_->lists_layer(),
+                            .to_offset = layer * tables_->lists_layer()});
   Backend* const spill = backend_->OnLane(Lane::kSpill);
   spill->Follow(backend_);
-  spill->ListPageCopies({.segments = arrays_.spills + index,
-                         .num_segments = 1,
-                         .num_kv_heads = options_.num_kv_heads,
-                         .max_blocks = group.num_spilled,
-                         .copies = spill_copies_.data(),
-                         .from_offset = (stage_ - 1) % 2 * tables_->lists_layer(),
-                         .to_offset = layer * tables_->lists_layer()});
-  spill->CopyPages({.pages = spill_copies_.data(),
+  spill->CopyPages({.pages = copies.data(),
                     .known_pages = group.num_spilled * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
                     .quota = transfers_->ctas()});

@@ -245,8 +245,8 @@ class DeviceAttention {
   std::array<kernels::BackendArray<float>, 2> forecasts_;    // [max_rows, kv_width], by parity
   std::array<Selection, 2> selections_;                      // by parity of the layer
   kernels::BackendArray<kernels::PageCopy> history_copies_;  // [kv heads][max_blocks]
-  kernels::BackendArray<kernels::PageCopy> spill_copies_;    // likewise
-  kernels::BackendArray<kernels::PageCopy> end_copies_;      // [kv heads][stride]
+  std::array<kernels::BackendArray<kernels::PageCopy>, 2> spill_copies_;  // likewise, by stage
+  kernels::BackendArray<kernels::PageCopy> end_copies_;                   // [kv heads][stride]
   kernels::BackendArray<int32_t> num_end_copies_;
   kernels::BackendArray<const std::byte*> end_pages_;  // [kv heads][stride], not read
   kernels::BackendArray<kernels::PlacementCounts> placement_;

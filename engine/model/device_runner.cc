@@ -525,7 +525,9 @@ bool DeviceRunner::MayRunAhead(const StepSegment& segment, int position) const {
 void DeviceRunner::LaunchAhead() {
   ahead_rows_.swap(graph_rows_);
   const int rows = static_cast<int>(ahead_rows_.size());
-  StepShape shape{.phases = {.decode_rows = rows, .rows = rows}, .sampled = rows};
+  StepShape shape;
+  shape.phases = {.decode_rows = rows, .rows = rows};
+  shape.sampled = rows;
   attention_->Begin();
   host_.token_ids.assign(rows, 0);  // the device has them
   host_.sampled_rows.clear();

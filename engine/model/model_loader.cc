@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/batcher.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/device_runner.h"
 #include "engine/model/forecast_heads.h"
@@ -14,6 +15,7 @@
 #include "engine/model/transformer_runner.h"
 #include "engine/model/transformer_weights.h"
 #include "memory/base/status_macros.h"
+#include "memory/device_transfers.h"
 
 namespace augur::engine {
 namespace {
@@ -46,11 +48,21 @@ int StagingBlocks(const KvOptions& kv, int max_top_k) {
   return std::max(64, (max_top_k + kGroup - 1) / kGroup * kGroup);
 }
 
+int StagingPagesOf(const kernels::Backend& backend, const memory::KvLayout& layout,
+                   const ModelOptions& options, int max_context, int staging_blocks) {
+  // On a device a layer's whole history passes through, and the next layer's comes meanwhile.
+  if (backend.IsDevice()) return 2 * layout.num_kv_heads * BlocksFor(max_context);
+  return memory::StagingPages(layout, {.max_rows = options.max_batched_tokens,
+                                       .max_segments = options.max_batch,
+                                       .fetch_blocks = staging_blocks});
+}
+
 // Frames and host blocks that the budgets pay for; what one does not fill is left unused.
 absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& backend,
                                                      const ModelConfig& config,
                                                      kernels::DType kv_dtype,
-                                                     const ModelOptions& options, int max_top_k) {
+                                                     const ModelOptions& options, int max_context,
+                                                     int max_top_k) {
   const KvOptions& kv = options.kv;
   const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
@@ -72,9 +84,7 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& bac
                        ", at least max_top_k_blocks = ", max_top_k, ", found ", staging_blocks));
     }
     plan.num_staging_pages =
-        memory::StagingPages(plan.layout, {.max_rows = options.max_batched_tokens,
-                                           .max_segments = options.max_batch,
-                                           .fetch_blocks = staging_blocks});
+        StagingPagesOf(backend, plan.layout, options, max_context, staging_blocks);
     staging_bytes = static_cast<int64_t>(plan.num_staging_pages * plan.layout.page_bytes);
     const int64_t block_bytes = static_cast<int64_t>(plan.layout.host_block_bytes());
     const int64_t blocks = kv.host_bytes / block_bytes;
@@ -144,16 +154,12 @@ absl::Status NotOnDevice(const char* key, const std::string& expected, const std
 // What the device's runner does not do yet.
 absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& config,
                                const AttentionChoice& choice) {
-  const std::string dense(NameOf(AttentionPolicy::kDense));
-  if (options.kv.residency != ResidencyMode::kDevice) {
-    return NotOnDevice("residency", std::string(NameOf(ResidencyMode::kDevice)),
-                       std::string(NameOf(options.kv.residency)));
+  const std::string infinigen(NameOf(AttentionPolicy::kInfinigen));
+  if (choice.decode == AttentionPolicy::kInfinigen || !options.attention.infinigen_basis.empty()) {
+    return NotOnDevice("policy", "another than " + infinigen, infinigen);
   }
-  if (choice.prefill != AttentionPolicy::kDense) {
-    return NotOnDevice("prefill_policy", dense, std::string(NameOf(choice.prefill)));
-  }
-  if (choice.decode != AttentionPolicy::kDense) {
-    return NotOnDevice("decode_policy", dense, std::string(NameOf(choice.decode)));
+  if (options.kv.page_check != 0) {
+    return NotOnDevice("page_check", "0", absl::StrCat(options.kv.page_check));
   }
   if (config.has_eviction_heads)
     return NotOnDevice("model", "a family without eviction heads", config.family);
@@ -163,6 +169,8 @@ absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& c
 struct RunnerShape {
   int max_context = 0;
   int max_top_k = 0;
+  int num_slots = 0;
+  AttentionPolicy decode_policy = AttentionPolicy::kDense;
   kernels::DType kv_dtype = kernels::DType::kF32;
   bool has_forecast = false;
 };
@@ -170,14 +178,22 @@ struct RunnerShape {
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
     kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
     const ModelOptions& options, const RunnerShape& shape, memory::KvMemory* kv,
-    const memory::Clock* clock) {
+    memory::DeviceTransfers* transfers, const memory::Clock* clock) {
   if (backend->IsDevice()) {
-    return DeviceRunner::Create(backend, config, std::move(weights),
-                                {.max_rows = options.max_batched_tokens,
-                                 .max_segments = options.max_batch,
-                                 .max_context = shape.max_context,
-                                 .kv_dtype = shape.kv_dtype},
-                                kv, clock);
+    const ResidencyMode residency = options.kv.residency;
+    return DeviceRunner::Create(
+        backend, config, std::move(weights),
+        {.max_rows = options.max_batched_tokens,
+         .max_segments = options.max_batch,
+         .max_context = shape.max_context,
+         .kv_dtype = shape.kv_dtype,
+         .decode_policy = shape.decode_policy,
+         .has_forecast = shape.has_forecast,
+         .max_top_k = shape.max_top_k,
+         .max_slots = residency == ResidencyMode::kDevice ? 0 : shape.num_slots,
+         .resident = residency != ResidencyMode::kTiered,
+         .prefetch = options.kv.prefetch},
+        kv, transfers, clock);
   }
   return TransformerRunner::Create(backend, config, std::move(weights),
                                    {.max_rows = options.max_batched_tokens,
@@ -230,9 +246,15 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   loaded.weights.infinigen = std::move(infinigen);
 
   const kernels::DType kv_dtype = options.kv.dtype.value_or(loaded.weights.dtype);
-  AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
-                         PlanKvMemory(*backend, config, kv_dtype, options, max_top_k));
-  AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan));
+  AUGUR_ASSIGN_OR_RETURN(
+      const memory::KvMemoryOptions plan,
+      PlanKvMemory(*backend, config, kv_dtype, options, model.max_context, max_top_k));
+  std::unique_ptr<memory::DeviceTransfers> transfers;
+  if (backend->IsDevice() && plan.num_host_blocks > 0) {
+    AUGUR_ASSIGN_OR_RETURN(transfers, memory::DeviceTransfers::Create(backend));
+  }
+  memory::DeviceTransfers* const device_transfers = transfers.get();
+  AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan, std::move(transfers)));
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
                 .max_context = config.max_position_embeddings,
@@ -248,9 +270,11 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                          MakeRunner(backend, config, std::move(loaded.weights), options,
                                     {.max_context = model.max_context,
                                      .max_top_k = max_top_k,
+                                     .num_slots = model.attention.num_slots(),
+                                     .decode_policy = model.attention.choice.decode,
                                      .kv_dtype = kv_dtype,
                                      .has_forecast = heads.has_value()},
-                                    model.kv.get(), clock));
+                                    model.kv.get(), device_transfers, clock));
   return model;
 }
 

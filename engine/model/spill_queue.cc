@@ -6,12 +6,7 @@
 #include "kernels/check.h"
 
 namespace augur::engine {
-namespace {
-
-// Whose copies are listed at a time: a decode step of a full batch in one piece.
-constexpr int kBlocksAtOnce = 64;
-
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<std::unique_ptr<SpillQueue>> SpillQueue::Create(kernels::Backend* backend,
                                                                SequenceTables* tables,
@@ -37,8 +32,8 @@ SpillQueue::SpillQueue(kernels::Backend* backend, SequenceTables* tables, memory
       max_blocks_(max_blocks),
       rings_(static_cast<kernels::SpilledBlock*>(
           backend->AllocateHost(size_t(kRing) * max_blocks * sizeof(kernels::SpilledBlock)))),
-      pages_(backend, size_t(kBlocksAtOnce) * tables->pools().layout.num_groups()),
-      keys_(backend, size_t(kBlocksAtOnce) * tables->pools().layout.num_groups()) {}
+      pages_(backend, size_t(kRing) * list_room()),
+      keys_(backend, size_t(kRing) * list_room()) {}
 
 SpillQueue::~SpillQueue() {
   lane_->Synchronize();
@@ -63,18 +58,14 @@ void SpillQueue::Add(memory::SequenceKv* kv, int table, int end_block, bool stag
 void SpillQueue::Flush() {
   if (writes_.empty()) return;
   next_ = (next_ + 1) % kRing;
-  transfers_->Wait(tickets_[next_]);
-  kernels::SpilledBlock* at = rings_ + size_t(next_) * max_blocks_;
-  lane_->Follow(backend_);
+  transfers_->Wait(tickets_[next_]);  // lists of the same place may still be being read
+  int first = 0;
   for (const bool staged : {false, true}) {
     for (const bool has_keys : {false, true}) {
       std::vector<kernels::SpilledBlock>& blocks = blocks_[staged][has_keys];
-      for (size_t first = 0; first < blocks.size(); first += kBlocksAtOnce) {
-        const size_t count = std::min<size_t>(kBlocksAtOnce, blocks.size() - first);
-        std::copy_n(blocks.data() + first, count, at);
-        Copy(at, static_cast<int>(count), staged, has_keys);
-        at += count;
-      }
+      if (blocks.empty()) continue;
+      Copy(blocks, first, staged, has_keys);
+      first += static_cast<int>(blocks.size());
       blocks.clear();
     }
   }
@@ -91,16 +82,24 @@ void SpillQueue::Flush() {
   num_blocks_ = 0;
 }
 
-void SpillQueue::Copy(kernels::SpilledBlock* blocks, int count, bool staged, bool has_keys) {
+// Listed in the main order, before a table's row may go to another sequence; copied on the lane,
+// which may be behind.
+void SpillQueue::Copy(const std::vector<kernels::SpilledBlock>& blocks, int first, bool staged,
+                      bool has_keys) {
   const memory::KvPools& pools = tables_->pools();
   const memory::KvLayout& layout = pools.layout;
-  const auto copy = [&](kernels::PageCopy* list, int layers, size_t bytes) {
-    lane_->CopyPages({.pages = list,
+  const int count = static_cast<int>(blocks.size());
+  kernels::SpilledBlock* const spilled = rings_ + size_t(next_) * max_blocks_ + first;
+  std::copy(blocks.begin(), blocks.end(), spilled);
+  const size_t list = next_ * list_room() + size_t(first) * layout.num_groups();
+  const auto copy = [&](kernels::PageCopy* copies, int layers, size_t bytes) {
+    lane_->Follow(backend_);
+    lane_->CopyPages({.pages = copies,
                       .known_pages = count * layers * layout.num_kv_heads,
                       .page_bytes = static_cast<int>(bytes),
                       .quota = transfers_->ctas()});
   };
-  kernels::ListSpillsParams params{.blocks = blocks,
+  kernels::ListSpillsParams params{.blocks = spilled,
                                    .num_blocks = count,
                                    .num_layers = layout.num_layers,
                                    .end_layer = staged ? 1 : layout.num_layers,
@@ -109,9 +108,9 @@ void SpillQueue::Copy(kernels::SpilledBlock* blocks, int count, bool staged, boo
                                    .max_blocks = tables_->options().max_blocks,
                                    .host = pools.host,
                                    .page_bytes = layout.page_bytes,
-                                   .pages = pages_.data()};
-  lane_->ListSpills(params);
-  copy(pages_.data(), params.end_layer, layout.page_bytes);
+                                   .pages = pages_.data() + list};
+  backend_->ListSpills(params);
+  copy(params.pages, params.end_layer, layout.page_bytes);
   if (!has_keys) return;
   params.end_layer = layout.num_layers;
   params.pages = nullptr;
@@ -119,9 +118,9 @@ void SpillQueue::Copy(kernels::SpilledBlock* blocks, int count, bool staged, boo
   params.max_key_pages = tables_->max_key_pages();
   params.host_keys = pools.host_keys;
   params.key_bytes = layout.key_bytes;
-  params.keys = keys_.data();
-  lane_->ListSpills(params);
-  copy(keys_.data(), layout.num_layers, layout.key_bytes);
+  params.keys = keys_.data() + list;
+  backend_->ListSpills(params);
+  copy(params.keys, layout.num_layers, layout.key_bytes);
 }
 
 }  // namespace augur::engine

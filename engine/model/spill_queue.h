@@ -47,7 +47,10 @@ class SpillQueue {
 
   SpillQueue(kernels::Backend* backend, SequenceTables* tables, memory::KvStore* store,
              memory::DeviceTransfers* transfers, int max_blocks);
-  void Copy(kernels::SpilledBlock* blocks, int count, bool staged, bool has_keys);
+  void Copy(const std::vector<kernels::SpilledBlock>& blocks, int first, bool staged,
+            bool has_keys);
+  // Copies of one flush, of either kind.
+  size_t list_room() const { return size_t(max_blocks_) * tables_->pools().layout.num_groups(); }
 
   kernels::Backend* const backend_;
   kernels::Backend* const lane_;
@@ -63,7 +66,7 @@ class SpillQueue {
   kernels::SpilledBlock* rings_ = nullptr;  // [kRing][max_blocks]
   std::array<memory::Ticket, kRing> tickets_{};
   int next_ = 0;
-  kernels::BackendArray<kernels::PageCopy> pages_;  // [kBlocksAtOnce][layers][kv heads]
+  kernels::BackendArray<kernels::PageCopy> pages_;  // [kRing][max_blocks][layers][kv heads]
   kernels::BackendArray<kernels::PageCopy> keys_;   // likewise
 };
 

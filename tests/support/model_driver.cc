@@ -102,6 +102,15 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
                                          .fetch_blocks = options.staging_blocks});
   plan.copies = options.copies;
   plan.page_check = options.page_check;
+  if (options.backend != DriverBackend::kCpu && options.host_blocks > 0) {
+    AUGUR_CHECK(transfers == nullptr);
+    auto made = memory::DeviceTransfers::Create(backend_.get());
+    AUGUR_CHECK(made.ok());
+    device_transfers_ = made->get();
+    transfers = *std::move(made);
+    plan.page_check = 0;
+    plan.num_staging_pages = 2 * config_.num_kv_heads * engine::BlocksFor(max_context());
+  }
   auto kv = memory::KvMemory::Create(backend_.get(), plan, std::move(transfers));
   AUGUR_CHECK(kv.ok());
   kv_ = *std::move(kv);
@@ -109,16 +118,21 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
 }
 
 void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_forecast) {
-  const int max_context =
-      options_.max_context > 0 ? options_.max_context : config_.max_position_embeddings;
   if (options_.backend != DriverBackend::kCpu) {
-    auto runner = engine::DeviceRunner::Create(backend_.get(), config_, std::move(weights),
-                                               {.max_rows = options_.max_rows,
-                                                .max_segments = options_.max_segments,
-                                                .max_context = max_context,
-                                                .kv_dtype = options_.kv_dtype,
-                                                .run_ahead = options_.run_ahead},
-                                               kv_.get(), &clock_);
+    auto runner = engine::DeviceRunner::Create(
+        backend_.get(), config_, std::move(weights),
+        {.max_rows = options_.max_rows,
+         .max_segments = options_.max_segments,
+         .max_context = max_context(),
+         .kv_dtype = options_.kv_dtype,
+         .run_ahead = options_.run_ahead,
+         .decode_policy =
+             has_forecast ? engine::AttentionPolicy::kForecast : engine::AttentionPolicy::kDense,
+         .has_forecast = has_forecast,
+         .max_top_k = options_.max_top_k,
+         .max_slots = options_.host_blocks > 0 ? std::max(2, options_.num_slots) : 0,
+         .prefetch = options_.prefetch},
+        kv_.get(), device_transfers_, &clock_);
     AUGUR_CHECK(runner.ok());
     device_runner_ = *std::move(runner);
     return;
@@ -126,7 +140,7 @@ void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_foreca
   auto runner = engine::TransformerRunner::Create(backend_.get(), config_, std::move(weights),
                                                   {.max_rows = options_.max_rows,
                                                    .max_segments = options_.max_segments,
-                                                   .max_context = max_context,
+                                                   .max_context = max_context(),
                                                    .kv_dtype = options_.kv_dtype,
                                                    .has_forecast = has_forecast,
                                                    .max_top_k = options_.max_top_k,
@@ -169,7 +183,17 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
   return sequence;
 }
 
+int ModelDriver::max_context() const {
+  return options_.max_context > 0 ? options_.max_context : config_.max_position_embeddings;
+}
+
+engine::ModelRunner* ModelDriver::runner() {
+  if (device_runner_ != nullptr) return device_runner_.get();
+  return host_runner_.get();
+}
+
 void ModelDriver::Finish(const Sequence& sequence) {
+  runner()->Leave(&kv_->store()->sequence(sequence.id), /*keep=*/false);
   kv_->store()->Release(sequence.id);
   kv_->store()->WaitForClosing();
 }
@@ -183,6 +207,7 @@ void ModelDriver::PublishAll(const Sequence& sequence) {
 }
 
 void ModelDriver::Save(const Sequence& sequence) {
+  runner()->Leave(&kv_->store()->sequence(sequence.id), /*keep=*/true);
   kv_->store()->Save(sequence.id, sequence.computed);
 }
 
@@ -211,9 +236,7 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     ids.insert(ids.end(), first, first + part.rows);
     sequence.computed += part.rows;
   }
-  engine::ModelRunner* runner = host_runner_.get();
-  if (device_runner_ != nullptr) runner = device_runner_.get();
-  runner->Run({.token_ids = ids, .segments = segments}, &outputs_);
+  runner()->Run({.token_ids = ids, .segments = segments}, &outputs_);
   if (options_.run_ahead) return {};
   const std::vector<float> all = CopyLogits();
   std::vector<std::vector<float>> logits;

@@ -13,6 +13,7 @@
 #include "engine/model/transformer_runner.h"
 #include "kernels/backend.h"
 #include "memory/base/clock.h"
+#include "memory/device_transfers.h"
 #include "memory/kv_memory.h"
 
 namespace augur::tests {
@@ -29,7 +30,7 @@ std::string SourceFolder();
 struct ModelDriverOptions {
   std::string folder;
   int threads = 1;
-  DriverBackend backend = DriverBackend::kCpu;  // others: dense attention over resident KV alone
+  DriverBackend backend = DriverBackend::kCpu;
   bool run_ahead = false;  // of the runner for devices; then Step's logits are empty
   kernels::DType kv_dtype = kernels::DType::kF32;
   int max_rows = 1024;
@@ -102,11 +103,14 @@ class ModelDriver {
  private:
   void MakeRunner(engine::TransformerWeights weights, bool has_forecast);
   std::vector<float> CopyLogits();
+  int max_context() const;
+  engine::ModelRunner* runner();
 
   const ModelDriverOptions options_;
   memory::SteadyClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
   engine::ModelConfig config_;
+  memory::DeviceTransfers* device_transfers_ = nullptr;  // kv_'s, where a device moves pages
   std::unique_ptr<memory::KvMemory> kv_;
   std::unique_ptr<engine::TransformerRunner> host_runner_;  // one of the two
   std::unique_ptr<engine::DeviceRunner> device_runner_;
