@@ -8,7 +8,8 @@
 // of the largest vocabulary seen; SelectBlocks, from its first use on, 1 MiB a thread for scores or
 // the next power of two of what one token of the longest sequence seen needs (4 bytes for each head
 // of a group and key: 512 KB for 16 heads and the 8,192 compressed keys of 128 Ki tokens), and
-// about 1 KiB for each of its blocks. Failure: a bad shape is a CHECK.
+// about 1 KiB for each of its blocks; PagedAttention keeps 40 bytes for each (row, kv head) with a
+// list of its own in the largest call seen. Failure: a bad shape is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -128,6 +129,7 @@ class CpuBackend final : public Backend {
                     float* scores, SelectScratch& scratch) const;
   int CountListTokens(const PagedAttentionParams& params, int first) const;
   void PlanTokenLists(const PagedAttentionParams& params, int first, int count);
+  void PlanChoices(const PagedAttentionParams& params, const AttentionSegment& segment);
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
 

@@ -30,6 +30,10 @@ void CheckParams(const PagedAttentionParams& params) {
     const Segment& rows = params.segments[s].rows;
     AUGUR_CHECK(rows.first_row >= 0 && rows.num_rows >= 0 && rows.first_position >= 0 &&
                 rows.first_row + rows.num_rows <= params.rows);
+    const AttentionSegment& segment = params.segments[s];
+    if (segment.choices == nullptr) continue;
+    AUGUR_CHECK(segment.blocks == nullptr && segment.choice_counts != nullptr);
+    AUGUR_CHECK(params.states == nullptr);
   }
 }
 
@@ -126,13 +130,51 @@ void CpuBackend::PlanTokenLists(const PagedAttentionParams& params, int first, i
   }
 }
 
+// Likewise for tokens of a segment with choices.
+void CpuBackend::PlanChoices(const PagedAttentionParams& params, const AttentionSegment& segment) {
+  const int group = params.num_q_heads / params.num_kv_heads;
+  const int most = kAttentionMaxRows / group;
+  AUGUR_CHECK(most > 0);
+  for (int end = segment.rows.num_rows; end > 0; end -= most) {
+    AttentionSegment part = segment;
+    const int begin = std::max(0, end - most);
+    part.rows = {segment.rows.first_row + begin, end - begin, segment.rows.first_position + begin};
+    for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
+      AttentionSpan span = SpanOfHead(params, part, kv_head);
+      span.row_end = part.rows.num_rows * group;
+      span.finished_block = INT_MAX;
+      int64_t cost = 0;
+      for (int token = 0; token < part.rows.num_rows; ++token) {
+        const size_t list = size_t(part.rows.first_row + token) * params.num_kv_heads + kv_head;
+        const int32_t* blocks = segment.choices + list * segment.choice_stride;
+        const int count = segment.choice_counts[list];
+        const int own_block = (part.rows.first_position + token) / kBlockTokens;
+        AUGUR_CHECK(count > 0 && count <= segment.choice_stride);
+        AUGUR_CHECK(blocks[count - 1] == own_block && own_block < segment.list_stride);
+        token_lists_.push_back({span.pages, blocks, span.biases, count, /*by_block=*/true});
+        cost += int64_t{count} * (group + 1);
+      }
+      span.lists = token_lists_.data() + token_lists_.size() - part.rows.num_rows;
+      attention_items_.push_back({span, cost});
+    }
+  }
+}
+
 // One item for each (segment, kv head, up to kAttentionMaxRows query rows), the longest of a
 // segment first; neighbouring tokens with a list each share items.
 void CpuBackend::PlanAttention(const PagedAttentionParams& params) {
   attention_items_.clear();
   token_lists_.clear();
-  token_lists_.reserve(size_t(params.num_segments) * params.num_kv_heads);  // items point into it
+  size_t most_lists = 0;
   for (int s = 0; s < params.num_segments; ++s) {
+    most_lists += params.segments[s].choices != nullptr ? params.segments[s].rows.num_rows : 1;
+  }
+  token_lists_.reserve(most_lists * params.num_kv_heads);  // items point into it
+  for (int s = 0; s < params.num_segments; ++s) {
+    if (params.segments[s].choices != nullptr) {
+      PlanChoices(params, params.segments[s]);
+      continue;
+    }
     const int list_tokens = CountListTokens(params, s);
     if (list_tokens > 1) {
       PlanTokenLists(params, s, list_tokens);

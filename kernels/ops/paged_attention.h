@@ -34,8 +34,9 @@ struct AttentionSegment {
   // Without blocks, and with many rows: each row's own blocks among those listed, ascending, the
   // row's own block the last; as SelectBlocks leaves them, by absolute row: [rows of the
   // call][num_kv_heads][choice_stride], [rows of the call][num_kv_heads]. Null: all up to its own.
-  // A row's bits are those that it has as a segment of one row with these blocks, in the same
-  // phase.
+  // Biases are then those of each block, as pages are. On the CPU a row's bits are those that it
+  // has as a segment of one row with these blocks; a device rounds both differently, and there too
+  // they depend on the row's own choice alone.
   const int32_t* choices = nullptr;
   const int32_t* choice_counts = nullptr;
   int choice_stride = 0;
@@ -60,7 +61,8 @@ struct PagedAttentionParams {
   // Some segment has biases, some has blocks, some has choices: likewise what the host knows where
   // it cannot read the segments. There they must be set when it is so, and choose the kernel: set
   // alike for all calls of a policy, they do not make a row's bits depend on its company. The CPU
-  // looks at the segments instead.
+  // looks at the segments instead. On a device a call with has_choices has choices in every segment
+  // with rows, no blocks, phase kPrefill; lists with choices never pass by in several calls.
   bool has_biases = false;
   bool has_blocks = false;
   bool has_choices = false;

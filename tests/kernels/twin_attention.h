@@ -64,9 +64,10 @@ class DeviceBytes {
 struct SequenceContent {
   uint32_t seed = 1;
   int tokens = 1;
-  float score_scale = 1.0f;     // times q and k
-  int bad_token = -1;           // whose query and key are NaN
-  bool has_bad_values = false;  // and values
+  float score_scale = 1.0f;       // times q and k
+  int bad_token = -1;             // whose query and key are NaN
+  bool has_bad_values = false;    // and values
+  std::set<int> bad_blocks = {};  // without a token: every byte of their pages is 0xff
 };
 
 // Queries, keys and values of unit variance within [-1.74, 1.74]: a pure function of seed and
@@ -132,7 +133,9 @@ class AttentionSequence {
         std::byte{0xff});
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       for (int h = 0; h < shape_.num_kv_heads; ++h) {
-        for (int t = 0; t < content_.tokens; ++t) FillToken(layer, h, t, bytes.data());
+        for (int t = 0; t < content_.tokens; ++t) {
+          if (!content_.bad_blocks.contains(t / kBlockTokens)) FillToken(layer, h, t, bytes.data());
+        }
       }
     }
     return bytes;
@@ -164,8 +167,17 @@ struct SegmentRows {
   int count = 0;
   std::vector<std::vector<int32_t>> lists = {};  // [kv heads] blocks; none: all of them
   bool has_biases = false;
+  // [rows][kv heads] ascending blocks, each row's own the last; none: no row chooses.
+  std::vector<std::vector<std::vector<int32_t>>> choices = {};
 
   int last_block() const { return (first_position + count - 1) / kBlockTokens; }
+  // What a row attends to.
+  std::vector<int32_t> BlocksOf(int row, int kv_head) const {
+    if (!choices.empty()) return choices[row][kv_head];
+    std::vector<int32_t> blocks(EntriesOf(kv_head));
+    for (size_t e = 0; e < blocks.size(); ++e) blocks[e] = BlockOf(kv_head, static_cast<int>(e));
+    return blocks;
+  }
   int EntriesOf(int kv_head) const {
     if (count == 0) return 0;
     return lists.empty() ? last_block() + 1 : static_cast<int>(lists[kv_head].size());
@@ -200,10 +212,16 @@ class AttentionBatch {
         call_(call),
         num_rows_(CountRows()),
         q_(backend, size_t(num_rows_) * shape.row_floats()),
-        out_(backend, OutBytes() + kGuardBytes) {
+        out_(backend, OutBytes() + kGuardBytes),
+        choice_stride_(ChoiceStride()),
+        choices_(backend, size_t(num_rows_) * shape.num_kv_heads * choice_stride_),
+        choice_counts_(backend, size_t(num_rows_) * shape.num_kv_heads) {
     size_t row = 0;
     for (const SegmentRows& segment : rows_) {
-      for (int r = 0; r < segment.count; ++r) FillQuery(segment, r, row + r);
+      for (int r = 0; r < segment.count; ++r) {
+        FillQuery(segment, r, row + r);
+        if (!segment.choices.empty()) FillChoices(segment.choices[r], row + r);
+      }
       row += segment.q_rows();
     }
   }
@@ -252,6 +270,23 @@ class AttentionBatch {
     }
   }
 
+  int ChoiceStride() const {
+    size_t most = 0;
+    for (const SegmentRows& segment : rows_) {
+      for (const auto& row : segment.choices) {
+        for (const std::vector<int32_t>& blocks : row) most = std::max(most, blocks.size());
+      }
+    }
+    return static_cast<int>(most);
+  }
+  void FillChoices(const std::vector<std::vector<int32_t>>& choices, size_t row) {
+    for (int h = 0; h < shape_.num_kv_heads; ++h) {
+      const size_t list = row * shape_.num_kv_heads + h;
+      choice_counts_[list] = static_cast<int32_t>(choices[h].size());
+      std::copy(choices[h].begin(), choices[h].end(), choices_.data() + list * choice_stride_);
+    }
+  }
+
   PagedAttentionParams Params() {
     PagedAttentionParams params;
     params.q = q_.data();
@@ -268,6 +303,7 @@ class AttentionBatch {
     for (const SegmentRows& segment : rows_) {
       params.has_biases |= segment.has_biases;
       params.has_blocks |= !segment.lists.empty();
+      params.has_choices |= !segment.choices.empty();
     }
     return params;
   }
@@ -303,6 +339,11 @@ class AttentionBatch {
         segments[s].counts = counts.data() + head;
       }
       if (from.has_biases) segments[s].biases = biases.data() + place;
+      if (!from.choices.empty()) {
+        segments[s].choices = choices_.data();
+        segments[s].choice_counts = choice_counts_.data();
+        segments[s].choice_stride = choice_stride_;
+      }
       for (int h = 0; h < shape_.num_kv_heads; ++h, place += strides[s]) {
         counts[head++] = from.EntriesOf(h);
         for (int e = 0; e < strides[s] && params.first_entry + e < from.EntriesOf(h); ++e) {
@@ -327,6 +368,9 @@ class AttentionBatch {
   const int num_rows_;
   SharedArray<float> q_;
   SharedArray<std::byte> out_;
+  const int choice_stride_;
+  SharedArray<int32_t> choices_;        // [rows][kv heads][choice_stride_], -1 behind a row's own
+  SharedArray<int32_t> choice_counts_;  // [rows][kv heads]
 };
 
 // What one (row, query head) should give. `spread` is the standard deviation of an output over
@@ -346,8 +390,7 @@ inline ExpectedAttention ExpectAttention(const SegmentRows& rows, int layer, int
   std::vector<int> tokens;
   for (int c = 0; c < d; ++c) q[c] = sequence.Query(position, q_head, c);
   double largest = -INFINITY;
-  for (int e = 0; e < rows.EntriesOf(kv_head); ++e) {
-    const int block = rows.BlockOf(kv_head, e);
+  for (const int block : rows.BlocksOf(row, kv_head)) {
     for (int t = block * kBlockTokens; t < (block + 1) * kBlockTokens && t <= position; ++t) {
       double score = 0.0;
       for (int c = 0; c < d; ++c) score += q[c] * sequence.Key(layer, kv_head, t, c);

@@ -15,6 +15,19 @@ struct ListCursor {
   bool takes_part[kAttentionMaxRows];  // in the current step
 };
 
+// Where the list's pages and biases have the entry.
+AUGUR_INLINE int PlaceOf(const AttentionTokenList& list, int entry) {
+  return list.by_block ? list.blocks[entry] : entry;
+}
+
+AUGUR_INLINE const std::byte* PageOf(const AttentionTokenList& list, int entry) {
+  return list.pages[PlaceOf(list, entry)];
+}
+
+AUGUR_INLINE const float* BiasOf(const AttentionTokenList& list, int entry) {
+  return list.biases == nullptr ? nullptr : list.biases[PlaceOf(list, entry)];
+}
+
 // Finds the lowest block that is next for any token, and who takes part: tokens for whom it is next
 // on the same page. Gives the first of them, or -1 when all lists are through.
 int NextStep(const AttentionSpan& span, int num_tokens, ListCursor& cursor) {
@@ -28,18 +41,14 @@ int NextStep(const AttentionSpan& span, int num_tokens, ListCursor& cursor) {
     lowest = block;
   }
   if (first < 0) return -1;
-  const std::byte* page = span.lists[first].pages[cursor.next[first]];
+  const std::byte* page = PageOf(span.lists[first], cursor.next[first]);
   for (int token = 0; token < num_tokens; ++token) {
     const AttentionTokenList& list = span.lists[token];
     const int next = cursor.next[token];
     cursor.takes_part[token] =
-        next < list.num_entries && list.blocks[next] == lowest && list.pages[next] == page;
+        next < list.num_entries && list.blocks[next] == lowest && PageOf(list, next) == page;
   }
   return first;
-}
-
-AUGUR_INLINE const float* BiasOf(const AttentionTokenList& list, int entry) {
-  return list.biases == nullptr ? nullptr : list.biases[entry];
 }
 
 // The tokens that take part through the block of the step, in runs of neighbours.
@@ -54,8 +63,8 @@ void AttendStep(const AttentionSpan& span, const AttentionScratch& scratch, int 
   const AttentionTokenList& list = span.lists[first];
   const int entry = cursor.next[first];
   const int block = list.blocks[entry];
-  const std::byte* page = list.pages[entry];
-  const std::byte* next_page = entry + 1 < list.num_entries ? list.pages[entry + 1] : page;
+  const std::byte* page = PageOf(list, entry);
+  const std::byte* next_page = entry + 1 < list.num_entries ? PageOf(list, entry + 1) : page;
   BlockView view =
       OpenBlock(span, scratch, block, page, next_page,
                 VisibleTokens(span.first_position + last, block), count * span.group_heads);

@@ -51,12 +51,14 @@ inline constexpr int kMaxPanelColumns = 32;
 inline constexpr int kLinearScratchFloats =
     kLinearDepth * kMaxPanelColumns + kLinearMaxRows * kMaxPanelColumns;
 
-// The entries of one token of a span: as in AttentionSpan, from entry 0 on.
+// The entries of one token of a span: as in AttentionSpan, from entry 0 on. by_block: pages and
+// biases hold every block of the sequence, and an entry's are those of its block.
 struct AttentionTokenList {
   const std::byte* const* pages = nullptr;
   const int32_t* blocks = nullptr;
   const float* const* biases = nullptr;
   int num_entries = 0;  // all of them reach the token
+  bool by_block = false;
 };
 
 // A part of paged attention: query rows [row_begin, row_end) of one segment and kv head over groups
