@@ -194,6 +194,7 @@ void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* atten
   }
   Attend(backend_, group, layer, offset, qkv, attended);
   if (layer == 0) return;
+  if (group.returns_tail) return ReturnTail(index, layer);
   MoveIntoSlots(group, layer, offset);
   SpillStaged(index, layer);
 }
@@ -243,23 +244,39 @@ void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offse
                        .quota = kSlotCopyCtas});
 }
 
+// Lists copies of blocks that the group has begun or gone on with, from the staging area to where
+// the lists lead; which of the lists of copies.
+int DeviceAttention::ListStaged(size_t index, int layer, int num_blocks) {
+  const int half = (stage_ - 1) % 2;
+  backend_->ListPageCopies({.segments = arrays_.spills + index,
+                            .num_segments = 1,
+                            .num_kv_heads = options_.num_kv_heads,
+                            .max_blocks = num_blocks,
+                            .copies = spill_copies_[half].data(),
+                            .from_offset = half * tables_->lists_layer(),
+                            .to_offset = layer * tables_->lists_layer()});
+  return half;
+}
+
+// Of a row that goes on with a block: with its k and v into the block's slot, which the lists lead
+// to while it is open.
+void DeviceAttention::ReturnTail(size_t index, int layer) {
+  const int list = ListStaged(index, layer, 1);
+  backend_->CopyPages({.pages = spill_copies_[list].data(),
+                       .known_pages = options_.num_kv_heads,
+                       .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                       .quota = kSlotCopyCtas});
+}
+
 void DeviceAttention::SpillStaged(size_t index, int layer) {
   const Group& group = staged_[index];
   if (group.num_spilled == 0) return;
   // Listed in the main order: the lane may be behind, and what it reads must then still be there.
   // The list of the stage before the last has been read, since this stage's history followed that.
-  const int half = (stage_ - 1) % 2;
-  BackendArray<kernels::PageCopy>& copies = spill_copies_[half];
-  backend_->ListPageCopies({.segments = arrays_.spills + index,
-                            .num_segments = 1,
-                            .num_kv_heads = options_.num_kv_heads,
-                            .max_blocks = group.num_spilled,
-                            .copies = copies.data(),
-                            .from_offset = half * tables_->lists_layer(),
-                            .to_offset = layer * tables_->lists_layer()});
+  const int list = ListStaged(index, layer, group.num_spilled);
   Backend* const spill = backend_->OnLane(Lane::kSpill);
   spill->Follow(backend_);
-  spill->CopyPages({.pages = copies.data(),
+  spill->CopyPages({.pages = spill_copies_[list].data(),
                     .known_pages = group.num_spilled * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
                     .quota = transfers_->ctas()});

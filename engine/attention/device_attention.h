@@ -135,6 +135,7 @@ class DeviceAttention {
     int table = -1;
     int history_blocks = 0;  // that come from the host, or from the open block's slot
     int num_spilled = 0;     // blocks that it begins and completes
+    bool returns_tail = false;
     Range end;               // its working set, which moves into the slots
     int end_list = -1;       // of end_blocks; -1: what its last row has chosen
   };
@@ -222,7 +223,9 @@ class DeviceAttention {
   void RunStaged(size_t group, int layer, float* qkv, void* attended);
   void StartHistory(size_t group, int layer);
   void MoveIntoSlots(const Group& group, int layer, int64_t offset);
+  void ReturnTail(size_t group, int layer);
   void SpillStaged(size_t group, int layer);
+  int ListStaged(size_t group, int layer, int num_blocks);
 
   kernels::Backend* const backend_;
   const DeviceAttentionOptions options_;

@@ -258,9 +258,10 @@ void DeviceAttention::AddStaged(std::span<const AttentionPiece> generated,
   const bool on_edge = rows.first_position % kBlockTokens == 0;
   AUGUR_CHECK(on_edge || rows.num_rows == 1);
   group.history_blocks = on_edge ? first_block : first_block + 1;
-  // A block that was begun before is written to the host from the slot that it goes back to.
   group.num_spilled = on_edge ? CompleteBlocks(rows) - first_block : 0;
   if (!on_edge) {
+    // A block that was begun before goes back to its slot, and from there to the host.
+    group.returns_tail = true;
     AddTail(first);
     ++num_staged_tails_;
   }
@@ -276,8 +277,8 @@ void DeviceAttention::AddStaged(std::span<const AttentionPiece> generated,
                            .to = lists + first_block,
                            .from_stride = stride,
                            .to_stride = stride,
-                           .num_blocks = group.num_spilled});
-  if (rows.first_position + rows.num_rows >= first.segment->prompt_tokens) AddEnd(last, &group);
+                           .num_blocks = on_edge ? group.num_spilled : 1});
+  if (on_edge && rows.first_position + rows.num_rows >= first.segment->prompt_tokens) AddEnd(last, &group);
   staged_.push_back(group);
 }
 

@@ -50,7 +50,8 @@ void CheckParams(const SelectBlocksParams& params) {
   for (int s = 0; s < params.num_segments; ++s) {
     const SelectSegment& segment = params.segments[s];
     const SelectionBudget& budget = segment.budget;
-    AUGUR_CHECK(segment.rows.num_rows > 0 && segment.rows.first_position >= 0);
+    AUGUR_CHECK(segment.rows.num_rows >= 0 && segment.rows.first_position >= 0);
+    if (segment.rows.num_rows == 0) continue;
     AUGUR_CHECK(budget.init >= 0 && budget.local >= 2 &&
                 budget.top_k >= budget.init + budget.local &&
                 budget.top_k <= params.selection_stride);
@@ -99,6 +100,7 @@ void CpuBackend::PlanSelection(const SelectBlocksParams& params) {
   for (int s = 0; s < params.num_segments; ++s) {
     const SelectSegment& segment = params.segments[s];
     const Segment& rows = segment.rows;
+    if (rows.num_rows == 0) continue;
     int token = 0;
     for (; token < rows.num_rows && BlocksOf(segment, token) <= segment.budget.top_k; ++token) {
       const int num_blocks = BlocksOf(segment, token);
@@ -141,7 +143,8 @@ void CpuBackend::ScoreCandidates(const SelectBlocksParams& params, const SelectI
   span.q_stride = params.q_stride;
   span.q = params.q + size_t(segment.rows.first_row + item.first_token) * span.q_stride +
            item.kv_head * params.heads_per_group * params.key_dim;
-  span.pages = segment.key_pages + size_t(item.kv_head) * segment.key_page_stride;
+  span.pages = segment.key_pages + params.key_pages_offset +
+               int64_t{item.kv_head} * segment.key_page_stride;
   span.scores = scratch.scores.floats();
   span.block_scores = scratch.block_scores.data();
   span.scratch = thread_scratch_[thread].floats();
@@ -157,7 +160,8 @@ void CpuBackend::ScoreCandidates(const SelectBlocksParams& params, const SelectI
   isa_.score_blocks(span);
   if (segment.eviction_pages == nullptr) return;
   scratch.biases.resize(span.end_block);
-  PoolBiases(segment.eviction_pages + size_t(item.kv_head) * segment.key_page_stride,
+  PoolBiases(segment.eviction_pages + params.key_pages_offset +
+                 int64_t{item.kv_head} * segment.key_page_stride,
              span.first_block, span.end_block, scratch.biases.data());
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/packed_weight.h"
 #include "kernels/cuda/page_copy.h"
 #include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/prefill_selection.h"
 #include "kernels/device_failure.h"
 
 namespace augur::kernels {
@@ -92,6 +93,7 @@ void CudaBackend::CreateStream(int priority) {
 CudaBackend::CudaBackend(const CudaBackend& main, Lane lane)
     : options_(main.options_), num_sms_(main.num_sms_), name_(main.name_) {
   CreateStream(PriorityOf(lane));
+  if (lane == Lane::kSelect) prefill_selection_ = std::make_unique<PrefillSelection>();
 }
 
 CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) {
@@ -105,6 +107,7 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   decode_attention_ = std::make_unique<DecodeAttention>(
       DecodeAttentionLimits{.max_rows = options.max_decode_rows, .num_sms = num_sms_});
   prefill_attention_ = std::make_unique<PrefillAttention>(num_sms_);
+  prefill_selection_ = std::make_unique<PrefillSelection>();
   for (int lane = 0; lane < kNumLanes; ++lane) {
     lanes_[lane].reset(new CudaBackend(*this, static_cast<Lane>(lane)));
   }
@@ -113,6 +116,7 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
 CudaBackend::~CudaBackend() {
   for (std::unique_ptr<CudaBackend>& lane : lanes_) lane.reset();
   cudaStreamSynchronize(stream_);
+  prefill_selection_.reset();
   prefill_attention_.reset();
   decode_attention_.reset();
   weight_staging_.reset();
@@ -233,7 +237,6 @@ void CudaBackend::CopyPages(const PageCopyParams& params) {
 
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
 
-void CudaBackend::SelectBlocks(const SelectBlocksParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::SumChannels(const SumChannelsParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectKeys(const ProjectKeysParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::ProjectQueries(const ProjectQueriesParams&) { AUGUR_CHECK(!"built for CUDA"); }

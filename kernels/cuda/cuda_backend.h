@@ -21,6 +21,7 @@ namespace augur::kernels {
 class DecodeAttention;   // decode_attention.h
 class LinearPlans;       // linear_plans.h
 class PrefillAttention;  // prefill_attention.h
+class PrefillSelection;  // prefill_selection.h
 class WeightStaging;     // packed_weight.h
 
 class CudaBackend final : public Backend {
@@ -97,6 +98,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
   std::unique_ptr<PrefillAttention> prefill_attention_;
+  std::unique_ptr<PrefillSelection> prefill_selection_;  // of the main order and of kSelect
 };
 
 }  // namespace augur::kernels

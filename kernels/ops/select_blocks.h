@@ -26,7 +26,7 @@ enum class ScoreRule {
 };
 
 struct SelectSegment {
-  Segment rows;
+  Segment rows;  // num_rows 0: the segment is left out
   SelectionBudget budget;
   // [num_kv_heads][key_page_stride]: pages of scoring keys, [keys_per_page][key_dim] of dtype.
   const std::byte* const* key_pages = nullptr;

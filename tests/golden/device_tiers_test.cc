@@ -40,7 +40,7 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
             .threads = 2,
             .backend = backend,
             .kv_dtype = kernels::DType::kBF16,
-            .max_rows = 1600,
+            .max_rows = 2048,
             .max_segments = 16,
             .max_context = 4096,
             .frames = 1200,
@@ -227,7 +227,7 @@ TEST_P(DeviceTiersTest, InABatchOfMixedPolicies) {
         if (drawn(sequence) == decodes) continue;
         done = false;
         if (step % 11 == i && missing == 1) continue;  // waits
-        parts.push_back({&sequence, std::min(missing, missing > 1 ? 64 * (1 + i % 3) : 1)});
+        parts.push_back({&sequence, std::min(missing, missing > 1 ? 64 * (1 + i % 2) : 1)});
       }
       if (done) break;
       if (parts.empty()) continue;
