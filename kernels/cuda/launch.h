@@ -24,7 +24,8 @@ namespace augur::kernels {
 // Kernels start while their predecessor on the stream drains (programmatic dependent launch), which
 // hides most of a launch's latency. So the first statement of every kernel is WaitForPrevious():
 // nothing that a predecessor wrote may be read, and nothing it reads be written, before it. Only
-// what is fixed from start to end (weights, kernel parameters) may be touched earlier.
+// what is fixed from start to end (weights, kernel parameters) may be touched earlier. In a
+// captured graph that holds for all that a kernel follows, on other streams, too (README.md).
 __device__ inline void WaitForPrevious() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -24,6 +24,14 @@ struct PlaceGroup {
   int count;
 };
 
+// A thread's slot and entry, asked for at once: each wait for memory costs a good part of the call.
+struct Holding {
+  int32_t block = 0;  // of the entry
+  int32_t held = kEmptySlot;
+  int32_t stamp = 0;
+  std::byte* page = nullptr;  // of the slot
+};
+
 // What a CTA's threads tell each other.
 struct PlaceScratch {
   std::byte* slot_pages[kMaxThreads];
@@ -77,19 +85,21 @@ __device__ int SumBefore(int value, PlaceScratch& scratch, int* total) {
   return before + upto - value;
 }
 
-// The call's CTAs add up their copies here, and the last one, which finds that all others have
-// been, hands the sum over and clears it for the next call. Returns where this CTA's copies begin.
-__device__ int TakeCopies(const PlaceBlocksParams& params, unsigned long long* tickets,
-                          int copies) {
-  if (params.num_copies == nullptr) return 0;
-  const unsigned long long before =
-      atomicAdd(tickets, (1ull << 32) + static_cast<unsigned>(copies));
-  const int first = static_cast<int>(before & 0xffffffffu);
-  if (before >> 32 == gridDim.x - 1) {
-    *params.num_copies = first + copies;
-    *tickets = 0;
-  }
-  return first;
+// The call's CTAs add up their copies in a ticket, which says where this CTA's begin.
+__device__ unsigned long long TakeTicket(unsigned long long* tickets, int copies) {
+  return atomicAdd(tickets, (1ull << 32) + static_cast<unsigned>(copies));
+}
+__device__ int FirstCopyOf(unsigned long long ticket) {
+  return static_cast<int>(ticket & 0xffffffffu);
+}
+
+// The last CTA, which finds that all others have been, hands the sum over and clears it for the
+// next call.
+__device__ void EndTickets(const PlaceBlocksParams& params, unsigned long long ticket, int copies,
+                           unsigned long long* tickets) {
+  if (ticket >> 32 != gridDim.x - 1) return;
+  if (params.num_copies != nullptr) *params.num_copies = FirstCopyOf(ticket) + copies;
+  *tickets = 0;
 }
 
 __device__ int EntryOf(const PlaceScratch& scratch, int count, int32_t block) {
@@ -113,7 +123,7 @@ __device__ void CountWarp(bool holds, int* count) {
 // Enters the slots of blocks that have one, and returns the age of this thread's slot: -1 where it
 // is none or holds a block of the choice; the greater an age, the earlier the slot becomes a
 // victim.
-__device__ int TakeHits(const PlaceSegment& segment, const PlaceGroup& group,
+__device__ int TakeHits(const PlaceSegment& segment, const PlaceGroup& group, const Holding& mine,
                         PlaceScratch& scratch) {
   const int thread = threadIdx.x;
   const int position = segment.rows.first_position;
@@ -121,24 +131,21 @@ __device__ int TakeHits(const PlaceSegment& segment, const PlaceGroup& group,
   const auto by_scores = [&](int32_t block) {
     return block >= segment.init && block < local_begin;
   };
-  CountWarp(thread < group.count && by_scores(scratch.wanted[thread]), &scratch.counts[0]);
-  int32_t block = kEmptySlot, stamp = 0;
+  CountWarp(thread < group.count && by_scores(mine.block), &scratch.counts[0]);
   int entry = -1, age = -1;
   if (thread < segment.num_slots) {
-    block = group.slot_blocks[thread];
-    stamp = group.slot_stamps[thread];
-    if (block != kEmptySlot) entry = EntryOf(scratch, group.count, block);
+    if (mine.held != kEmptySlot) entry = EntryOf(scratch, group.count, mine.held);
     // Stamps are positions up to the row's own, or -1.
-    age = block == kEmptySlot ? position + 2 : min(max(position - stamp, 0), position + 1);
+    age = mine.held == kEmptySlot ? position + 2 : min(max(position - mine.stamp, 0), position + 1);
   }
   if (entry >= 0) {
     scratch.entry_slots[entry] = static_cast<int16_t>(thread);
     group.slot_stamps[thread] = position;
     age = -1;
   }
-  const bool counts = entry >= 0 && by_scores(block);
-  CountWarp(counts && stamp == position - 1, &scratch.counts[1]);
-  CountWarp(counts && stamp != position - 1, &scratch.counts[2]);
+  const bool counts = entry >= 0 && by_scores(mine.held);
+  CountWarp(counts && mine.stamp == position - 1, &scratch.counts[1]);
+  CountWarp(counts && mine.stamp != position - 1, &scratch.counts[2]);
   return age;
 }
 
@@ -190,45 +197,44 @@ __device__ void AddCounts(const PlaceBlocksParams& params, const PlaceScratch& s
 }
 
 __device__ void PlaceInSlots(const PlaceBlocksParams& params, const PlaceSegment& segment,
-                             const PlaceGroup& group, PlaceScratch& scratch,
+                             const PlaceGroup& group, const Holding& mine, PlaceScratch& scratch,
                              unsigned long long* tickets) {
   const int thread = threadIdx.x;
   const bool is_entry = thread < group.count;
-  int32_t block = 0;
   std::byte* source = nullptr;
   if (is_entry) {
-    block = group.blocks[thread];
-    if (block < 0 || block >= segment.source_stride) __trap();
-    source = group.sources[block];  // of hits, too: waiting for them would cost more
-    scratch.wanted[thread] = block;
+    source = group.sources[mine.block];  // of hits, too, rather than waiting for those of others
+    scratch.wanted[thread] = mine.block;
     scratch.entry_slots[thread] = -1;
   }
-  if (thread < segment.num_slots) scratch.slot_pages[thread] = group.slot_pages[thread];
+  if (thread < segment.num_slots) scratch.slot_pages[thread] = mine.page;
   if (thread < 3) scratch.counts[thread] = 0;
   __syncthreads();
-  const int age = TakeHits(segment, group, scratch);
+  const int age = TakeHits(segment, group, mine, scratch);
   __syncthreads();
   const bool is_miss = is_entry && scratch.entry_slots[thread] < 0;
   int misses;
   const int miss = SumBefore(is_miss ? 1 : 0, scratch, &misses);
-  // Asked for as early as may be, and waited for as late.
-  int first_copy = 0;
-  if (thread == 0) first_copy = TakeCopies(params, tickets, misses);
+  // Asked for as early as may be, and looked at as late.
+  unsigned long long ticket = 0;
+  if (thread == 0) ticket = TakeTicket(tickets, misses);
   AddCounts(params, scratch, misses);
   if (misses > 0) {
     PickVictims(age, segment.rows.first_position + 3, misses, scratch);
-    if (thread == 0) scratch.first_copy = first_copy;
+    if (thread == 0) scratch.first_copy = FirstCopyOf(ticket);
     __syncthreads();
   }
-  if (!is_entry) return;
-  int slot = scratch.entry_slots[thread];
-  if (is_miss) {
-    slot = scratch.victims[miss];
-    group.slot_blocks[slot] = block;
-    group.slot_stamps[slot] = segment.rows.first_position;
-    params.copies[scratch.first_copy + miss] = {source, scratch.slot_pages[slot]};
+  if (is_entry) {
+    int slot = scratch.entry_slots[thread];
+    if (is_miss) {
+      slot = scratch.victims[miss];
+      group.slot_blocks[slot] = mine.block;
+      group.slot_stamps[slot] = segment.rows.first_position;
+      params.copies[scratch.first_copy + miss] = {source, scratch.slot_pages[slot]};
+    }
+    group.pages[thread] = scratch.slot_pages[slot];
   }
-  group.pages[thread] = scratch.slot_pages[slot];
+  if (thread == 0) EndTickets(params, ticket, misses, tickets);
 }
 
 // One CTA a segment and kv head.
@@ -236,26 +242,34 @@ __global__ void __launch_bounds__(kMaxThreads)
     PlaceBlocksKernel(PlaceBlocksParams params, unsigned long long* tickets) {
   WaitForPrevious();
   __shared__ PlaceScratch scratch;
+  const int thread = threadIdx.x;
   const int s = blockIdx.x / params.num_kv_heads;
   PlaceSegment segment{};
   if (s < params.num_segments) segment = params.segments[s];
-  PlaceGroup group{};
-  if (segment.rows.num_rows > 0) {
-    group = GroupOf(params, segment, blockIdx.x % params.num_kv_heads);
+  if (segment.rows.num_rows == 0) {
+    if (thread == 0) EndTickets(params, TakeTicket(tickets, 0), 0, tickets);
+    return;
+  }
+  const PlaceGroup group = GroupOf(params, segment, blockIdx.x % params.num_kv_heads);
+  const bool has_slots = group.slot_blocks != nullptr;
+  Holding mine;
+  if (thread < params.selection_stride) mine.block = group.blocks[thread];  // maybe behind the end
+  if (has_slots && thread < segment.num_slots) {
+    mine.held = group.slot_blocks[thread];
+    mine.stamp = group.slot_stamps[thread];
+    mine.page = group.slot_pages[thread];
   }
   // The CPU's CHECKs.
   if (segment.rows.num_rows > 1 || group.count > params.selection_stride) __trap();
-  if (group.slot_blocks != nullptr) {
+  if (thread < group.count && (mine.block < 0 || mine.block >= segment.source_stride)) __trap();
+  if (has_slots) {
     if (segment.num_slots > params.max_slots || group.count > segment.num_slots) __trap();
     if (params.copies == nullptr || params.num_copies == nullptr) __trap();
-    PlaceInSlots(params, segment, group, scratch, tickets);
+    PlaceInSlots(params, segment, group, mine, scratch, tickets);
     return;
   }
-  if (threadIdx.x == 0) TakeCopies(params, tickets, 0);
-  if (static_cast<int>(threadIdx.x) >= group.count) return;
-  const int32_t block = group.blocks[threadIdx.x];
-  if (block < 0 || block >= segment.source_stride) __trap();
-  group.pages[threadIdx.x] = group.sources[block];
+  if (thread < group.count) group.pages[thread] = group.sources[mine.block];
+  if (thread == 0) EndTickets(params, TakeTicket(tickets, 0), 0, tickets);
 }
 
 }  // namespace

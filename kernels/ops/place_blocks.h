@@ -21,7 +21,7 @@ struct PlaceSegment {
   // A tiered sequence's slots, a cache of its host pages; null: resident, blocks are read where
   // they lie. [num_kv_heads][slot_stride], of which num_slots each.
   int32_t* slot_blocks = nullptr;          // kEmptySlot, or the block that the slot holds
-  int32_t* slot_stamps = nullptr;          // position of the last token that chose it
+  int32_t* slot_stamps = nullptr;          // position of the last token that chose it, or -1
   std::byte* const* slot_pages = nullptr;  // where the slot lies
   int num_slots = 0;                       // at least the row's choice
   int slot_stride = 0;
@@ -31,7 +31,8 @@ struct PlaceSegment {
 };
 
 // What one layer's calls have counted, added up since the counts were last cleared. Blocks of
-// (row, kv head) that scores chose, forced ones left out, unless it says otherwise.
+// (row, kv head) of tiered sequences that scores chose, forced ones left out, unless it says
+// otherwise.
 struct PlacementCounts {
   uint64_t chosen = 0;
   uint64_t reused = 0;   // chosen by the token before, too, and still in their slot
@@ -53,8 +54,8 @@ struct PlaceBlocksParams {
   const int32_t* blocks = nullptr;    // [rows][num_kv_heads][selection_stride], ascending
   const int32_t* counts = nullptr;    // [rows][num_kv_heads]
   const std::byte** pages = nullptr;  // [rows][num_kv_heads][selection_stride], written
-  int selection_stride = 0;
-  int max_slots = 0;  // of any segment, at most: what the host knows
+  int selection_stride = 0;           // on a device at most 1024
+  int max_slots = 0;                  // of any segment, at most: what the host knows; likewise
   // Copies from sources to slots, in no order; the list begins at 0 in every call. Null: no segment
   // is tiered.
   PageCopy* copies = nullptr;            // [num_segments * num_kv_heads * selection_stride]

@@ -118,6 +118,34 @@ TEST_F(PageCopyTest, EveryPageAndNothingElse) {
   }
 }
 
+// Fewer CTAs than the quota, as the host or the device says; and a length that the host knows.
+TEST_F(PageCopyTest, GrantedCtasCopyEverything) {
+  constexpr int kQuota = 8;
+  void* granted = nullptr;
+  ASSERT_EQ(cudaMalloc(&granted, sizeof(int32_t)), cudaSuccess);
+  for (const bool to_device : {true, false}) {
+    for (const int page_bytes : {512, 32768, 65536}) {
+      for (const int count : {0, 1, 7, 33, 100}) {
+        for (const int32_t ctas : {-1, 0, 1, 3, 7, 8, 9}) {
+          Prepare(to_device, static_cast<size_t>(page_bytes), count);
+          Write(granted, &ctas, sizeof(ctas));
+          PageCopyParams params = Params(page_bytes, kQuota);
+          params.granted = static_cast<const int32_t*>(granted);
+          if (ctas % 2 != 0) {
+            params.num_pages = nullptr;
+            params.known_pages = count;
+          }
+          CopyPages(params, stream_);
+          ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+          ASSERT_TRUE(Arrived()) << (to_device ? "to device" : "to host") << ", " << count
+                                 << " pages of " << page_bytes << ", " << ctas << " granted";
+        }
+      }
+    }
+  }
+  cudaFree(granted);
+}
+
 TEST_F(PageCopyTest, RecordedLaunchReadsTheListAnew) {
   constexpr int kPageBytes = 16384;
   cudaGraph_t graph = nullptr;

@@ -56,7 +56,10 @@ class RoundTrip {
       Gather(main, ids_.data() + round * kRows, table_.data(), kTableRows, gathered_.data());
       spill->Follow(main);
       // In no need of the lanes, and under way when the fetched rows are read.
-      main->GatedSilu({.gate_up = busy_.data(), .out = busy_.data(), .rows = 1, .width = kHidden});
+      main->GatedSilu({.gate_up = busy_.data(),
+                       .out = busy_.data() + 2 * kHidden,
+                       .rows = 1,
+                       .width = kHidden});
       CopyAll(spill, spills_.data());
       fetch->Follow(spill);
       CopyAll(fetch, fetches_.data());

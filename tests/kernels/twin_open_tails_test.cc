@@ -90,16 +90,20 @@ class TailHistory {
     int32_t* blocks = expected_blocks_.data() + group * slot_stride_;
     int32_t* stamps = expected_stamps_.data() + group * slot_stride_;
     const int slots = shape_.slots[s];
-    int slot = static_cast<int>(std::find(blocks, blocks + slots, block) - blocks);
-    if (slot == slots) {
-      slot = static_cast<int>(std::find(blocks, blocks + slots, kEmptySlot) - blocks);
-      for (int other = 0; other < slots && blocks[std::min(slot, slots - 1)] != kEmptySlot;
-           ++other) {
-        const bool may_go =
-            blocks[other] >= shape_.init && blocks[other] <= block - std::max(shape_.local, 1);
-        if (may_go && (slot == slots || stamps[other] < stamps[slot])) slot = other;
+    const auto find = [&](int32_t held) {
+      const int at = static_cast<int>(std::find(blocks, blocks + slots, held) - blocks);
+      return at == slots ? -1 : at;
+    };
+    int slot = find(block);
+    if (slot < 0) {
+      slot = find(kEmptySlot);
+      const bool is_full = slot < 0;
+      for (int other = 0; is_full && other < slots; ++other) {
+        if (blocks[other] < shape_.init) continue;
+        if (blocks[other] > block - std::max(shape_.local, 1)) continue;
+        if (slot < 0 || stamps[other] < stamps[slot]) slot = other;
       }
-      ASSERT_LT(slot, slots) << "the test's shape leaves no victim";
+      ASSERT_GE(slot, 0) << "the test's shape leaves no victim";
       blocks[slot] = block;
       stamps[slot] = positions_[s];
     }
