@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/embedding.h"
@@ -52,6 +53,12 @@ inline constexpr int kNumLanes = 3;
 class StepGraph {
  public:
   virtual ~StepGraph() = default;
+};
+
+// One launch of a StepGraph on a device's own clock, in seconds.
+struct LaunchTime {
+  double since_last = 0;  // from the end of the launch before to this one's start; 0 for the first
+  double duration = 0;
 };
 
 class Backend {
@@ -124,6 +131,11 @@ class Backend {
   virtual bool Passed(uint64_t mark) = 0;
   static constexpr uint64_t kMarks = 64;
   virtual void Synchronize() = 0;
+
+  // For benches: a device times the next `count` launches, all of which TakeLaunchTimes() waits
+  // for and returns, in order. Nowhere else are launches timed, and nothing is returned.
+  virtual void TimeLaunches(int /*count*/) {}
+  virtual std::vector<LaunchTime> TakeLaunchTimes() { return {}; }
 };
 
 enum class CpuIsa { kAuto, kGeneric, kAvx2, kAvx512 };  // kAuto: the best that this CPU has

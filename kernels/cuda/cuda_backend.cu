@@ -197,7 +197,11 @@ std::unique_ptr<StepGraph> CudaBackend::Record(const std::function<void(Backend*
 
 void CudaBackend::Launch(const StepGraph& graph) {
   BindThread();
+  TimedLaunch* const timed =
+      num_timed_ < timed_launches_.size() ? &timed_launches_[num_timed_++] : nullptr;
+  if (timed != nullptr) AUGUR_CUDA(cudaEventRecord(timed->begin, stream_));
   AUGUR_CUDA(cudaGraphLaunch(static_cast<const CudaGraph&>(graph).exec(), stream_));
+  if (timed != nullptr) AUGUR_CUDA(cudaEventRecord(timed->end, stream_));
 }
 
 uint64_t CudaBackend::Mark() {
@@ -233,6 +237,36 @@ void CudaBackend::Follow(Backend* other) {
 void CudaBackend::CopyPages(const PageCopyParams& params) {
   BindThread();
   kernels::CopyPages(params, stream_);
+}
+
+void CudaBackend::TimeLaunches(int count) {
+  TakeLaunchTimes();
+  timed_launches_.resize(count);
+  for (TimedLaunch& timed : timed_launches_) {
+    AUGUR_CUDA(cudaEventCreate(&timed.begin));
+    AUGUR_CUDA(cudaEventCreate(&timed.end));
+  }
+}
+
+std::vector<LaunchTime> CudaBackend::TakeLaunchTimes() {
+  Synchronize();
+  const auto seconds = [](cudaEvent_t from, cudaEvent_t to) {
+    float ms = 0;
+    AUGUR_CUDA(cudaEventElapsedTime(&ms, from, to));
+    return ms * 1e-3;
+  };
+  std::vector<LaunchTime> times(num_timed_);
+  for (size_t i = 0; i < num_timed_; ++i) {
+    times[i].duration = seconds(timed_launches_[i].begin, timed_launches_[i].end);
+    if (i > 0) times[i].since_last = seconds(timed_launches_[i - 1].end, timed_launches_[i].begin);
+  }
+  for (const TimedLaunch& timed : timed_launches_) {
+    AUGUR_CUDA(cudaEventDestroy(timed.begin));
+    AUGUR_CUDA(cudaEventDestroy(timed.end));
+  }
+  timed_launches_.clear();
+  num_timed_ = 0;
+  return times;
 }
 
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }

@@ -12,6 +12,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/make_cuda_backend.h"
@@ -73,6 +74,8 @@ class CudaBackend final : public Backend {
   void Wait(uint64_t mark) override;
   bool Passed(uint64_t mark) override;
   void Synchronize() override;
+  void TimeLaunches(int count) override;
+  std::vector<LaunchTime> TakeLaunchTimes() override;
 
   cudaStream_t stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
@@ -94,6 +97,12 @@ class CudaBackend final : public Backend {
   // PlaceBlocks' count of CTAs and copies, 0 between calls; so calls of one order never overlap.
   unsigned long long* place_tickets_ = nullptr;
   std::array<std::unique_ptr<CudaBackend>, kNumLanes> lanes_;  // of the main order
+  struct TimedLaunch {
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+  };
+  std::vector<TimedLaunch> timed_launches_;
+  size_t num_timed_ = 0;  // that have been launched
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
