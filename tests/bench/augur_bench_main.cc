@@ -32,6 +32,7 @@ struct Options {
                           .batches = {1, 4, 16, 32},
                           .contexts = {256, 1024, 4096}};
   AttentionBenchOptions attention;
+  LinearBenchOptions linear;
   TransferBenchOptions transfers;
 };
 
@@ -82,6 +83,10 @@ int Main(int argc, char** argv) {
   AddModelOptions(decode, &options.model, /*prefills=*/false, /*decodes=*/true);
   AddModelOptions(all, &options.model, /*prefills=*/true, /*decodes=*/true);
   AddAttentionOptions(attention, &options.attention);
+  linear->add_option("--decode-rows", options.linear.decode_rows, "rows of a decode step")
+      ->delimiter(',');
+  linear->add_option("--prefill-rows", options.linear.prefill_rows, "rows of a prompt's chunk")
+      ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
@@ -91,7 +96,7 @@ int Main(int argc, char** argv) {
   context.backend = backend->Describe();
   const Ceilings limits = CeilingsOf(backend.get(), context);
   if (*linear) {
-    RunLinearBench(backend.get(), context);
+    RunLinearBench(backend.get(), context, options.linear);
     return 0;
   }
   if (*ceilings) {

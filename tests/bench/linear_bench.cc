@@ -41,14 +41,14 @@ constexpr Shape kShapes[] = {
     {"Llama-3.1-8B", "down", 4096, 14336, Result::kResidual, true},
     {"Llama-3.1-8B", "head", 128256, 4096, Result::kFloat, false},
 };
-constexpr int kDecodeRows[] = {1, 4, 16, 64};
-constexpr int kPrefillRows[] = {2048, 8192};
 constexpr DType kWeightDType = DType::kBF16;
 
 constexpr Shape kSquare = {"", "square", 8192, 8192, Result::kActivation, true};
 
 // Weights that take turns: four times a card's L2 (60 MB), so that none is found there.
 constexpr size_t kRotatedBytes = size_t{256} << 20;
+// Of a weight that stays in L2 from call to call.
+constexpr size_t kKeptBytes = size_t{40} << 20;
 // Of one graph: the host's part of a launch, some 20 us, does not show.
 constexpr double kGraphSeconds = 10e-3;
 // An H200's, roughly, to guess how many calls that is.
@@ -75,9 +75,9 @@ Weights MakeWeights(Backend* backend, const Shape& shape) {
   return weights;
 }
 
-// Of one call, over a recorded graph of many.
+// Of one call, over a recorded graph of many that take the first num_weights in turn.
 double SecondsOfLinear(Backend* backend, const BenchContext& context, const Shape& shape,
-                       const Weights& weights, int rows, Phase phase) {
+                       const Weights& weights, size_t num_weights, int rows, Phase phase) {
   const DType x_dtype = backend->ActivationDType(kWeightDType);
   const DType y_dtype = shape.result == Result::kActivation ? x_dtype : DType::kF32;
   const size_t x_bytes = size_t(rows) * shape.in_features * kernels::BytesOf(x_dtype);
@@ -91,7 +91,7 @@ double SecondsOfLinear(Backend* backend, const BenchContext& context, const Shap
   const auto graph = backend->Record([&](Backend* recorder) {
     for (int i = 0; i < calls; ++i) {
       recorder->Linear({.x = x.data(),
-                        .weight = weights[i % weights.size()].get(),
+                        .weight = weights[i % num_weights].get(),
                         .y = y.data(),
                         .rows = rows,
                         .x_stride = shape.in_features,
@@ -110,11 +110,12 @@ double SecondsOfLinear(Backend* backend, const BenchContext& context, const Shap
   return BestSeconds(context.repeats, launch) / calls;
 }
 
+// seconds_in_l2: of a weight that the call before has left in L2; 0: it does not fit.
 void PrintLinear(const BenchContext& context, const Shape& shape, int rows, Phase phase,
-                 double seconds) {
+                 double seconds, double seconds_in_l2) {
   const double flops = 2.0 * rows * shape.out_features * shape.in_features;
-  BenchRecord(context, "linear")
-      .Add("model", std::string(shape.model))
+  BenchRecord record(context, "linear");
+  record.Add("model", std::string(shape.model))
       .Add("weight", std::string(shape.what))
       .Add("n", int64_t{shape.out_features})
       .Add("k", int64_t{shape.in_features})
@@ -123,19 +124,25 @@ void PrintLinear(const BenchContext& context, const Shape& shape, int rows, Phas
       .Add("rows", int64_t{rows})
       .Add("us", seconds * 1e6)
       .Add("weight_gb_per_s", BytesOf(shape) / seconds / 1e9)
-      .Add("tflops", flops / seconds / 1e12)
-      .Print();
+      .Add("tflops", flops / seconds / 1e12);
+  if (seconds_in_l2 > 0) record.Add("us_in_l2", seconds_in_l2 * 1e6);
+  record.Print();
 }
 
-void RunShape(Backend* backend, const BenchContext& context, const Shape& shape) {
+void RunShape(Backend* backend, const BenchContext& context, const LinearBenchOptions& options,
+              const Shape& shape) {
   const Weights weights = MakeWeights(backend, shape);
   const auto run = [&](int rows, Phase phase) {
-    PrintLinear(context, shape, rows, phase,
-                SecondsOfLinear(backend, context, shape, weights, rows, phase));
+    const double cold =
+        SecondsOfLinear(backend, context, shape, weights, weights.size(), rows, phase);
+    const double warm = BytesOf(shape) > kKeptBytes || phase != Phase::kDecode
+                            ? 0
+                            : SecondsOfLinear(backend, context, shape, weights, 1, rows, phase);
+    PrintLinear(context, shape, rows, phase, cold, warm);
   };
-  for (const int rows : kDecodeRows) run(rows, Phase::kDecode);
+  for (const int rows : options.decode_rows) run(rows, Phase::kDecode);
   if (!shape.in_prefill) return;
-  for (const int rows : kPrefillRows) run(rows, Phase::kPrefill);
+  for (const int rows : options.prefill_rows) run(rows, Phase::kPrefill);
 }
 
 void RunCopies(Backend* backend, const BenchContext& context) {
@@ -164,11 +171,13 @@ double MatrixFlopsPerSecond(Backend* backend, const BenchContext& context) {
   const int rows = kSquare.out_features;
   const Weights weights = MakeWeights(backend, kSquare);
   const double flops = 2.0 * rows * kSquare.out_features * kSquare.in_features;
-  return flops / SecondsOfLinear(backend, context, kSquare, weights, rows, Phase::kPrefill);
+  return flops /
+         SecondsOfLinear(backend, context, kSquare, weights, weights.size(), rows, Phase::kPrefill);
 }
 
-void RunLinearBench(Backend* backend, const BenchContext& context) {
-  for (const Shape& shape : kShapes) RunShape(backend, context, shape);
+void RunLinearBench(Backend* backend, const BenchContext& context,
+                    const LinearBenchOptions& options) {
+  for (const Shape& shape : kShapes) RunShape(backend, context, options, shape);
 }
 
 void RunCeilingsBench(Backend* backend, const BenchContext& context, const Ceilings& ceilings) {

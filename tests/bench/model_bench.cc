@@ -18,7 +18,7 @@ namespace {
 
 using engine::StepSegment;
 
-constexpr int kDecodeSteps = 9;
+constexpr int kDecodeSteps = 17;
 
 // Weights that every row of a step is multiplied with, the head apart.
 int64_t LayerWeightsOf(const engine::ModelConfig& config) {
@@ -199,8 +199,9 @@ double MedianOf(std::vector<double> values) {
 }
 
 struct DecodeTimes {
-  double step = 0;  // seconds: the median of the steps, the best of the repeats
-  double host = 0;  // of it, the runner's own work beside the waits for the device; likewise
+  double step = 0;       // seconds: the median of the steps, the best of the repeats
+  double host = 0;       // of it, the runner's own work beside the waits for the device; likewise
+  double most_host = 0;  // of the same repeat as `host`: the busiest step but for the first
 };
 
 DecodeTimes TimeDecodeSteps(BenchModel* model, int repeats, int batch, int tokens) {
@@ -216,7 +217,9 @@ DecodeTimes TimeDecodeSteps(BenchModel* model, int repeats, int batch, int token
     }
     const double step = MedianOf(steps), host = MedianOf(hosts);
     if (repeat == 0 || step < best.step) best.step = step;
-    if (repeat == 0 || host < best.host) best.host = host;
+    if (repeat > 0 && host >= best.host) continue;
+    best.host = host;
+    best.most_host = *std::max_element(hosts.begin() + 1, hosts.end());
   }
   return best;
 }
@@ -299,6 +302,7 @@ bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
           .Add("times_bound", seconds * 1e3 / bound_ms);
       if (backend->IsDevice()) {
         record.Add("host_us", times.host * 1e6)
+            .Add("host_most_us", times.most_host * 1e6)
             .Add("graph_gap_us", GapBetweenGraphs(backend, model.get(), batch, tokens) * 1e6)
             .Add("empty_graph_us", empty_graph * 1e6);
       }
