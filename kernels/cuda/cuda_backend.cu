@@ -11,6 +11,7 @@
 #include "kernels/cuda/page_copy.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_selection.h"
+#include "kernels/cuda/small_copy.h"
 #include "kernels/device_failure.h"
 
 namespace augur::kernels {
@@ -139,6 +140,7 @@ void* CudaBackend::Allocate(size_t bytes) {
     return nullptr;
   }
   AUGUR_CUDA(error);
+  allocations_[static_cast<const std::byte*>(data)] = bytes;
   return data;
 }
 
@@ -150,11 +152,13 @@ void* CudaBackend::AllocateHost(size_t bytes) {
     return nullptr;
   }
   AUGUR_CUDA(error);
+  allocations_[static_cast<const std::byte*>(data)] = bytes;
   return data;
 }
 
 void CudaBackend::Free(void* data) {
   if (data == nullptr) return;
+  allocations_.erase(static_cast<const std::byte*>(data));
   cudaPointerAttributes attributes;
   AUGUR_CUDA(cudaPointerGetAttributes(&attributes, data));
   if (attributes.type == cudaMemoryTypeHost) {
@@ -179,8 +183,21 @@ void CudaBackend::BindThread() const {
   bound = options_.device;
 }
 
+bool CudaBackend::IsAllocated(const void* data, size_t bytes) const {
+  const auto* const begin = static_cast<const std::byte*>(data);
+  auto next = allocations_.upper_bound(begin);
+  if (next == allocations_.begin()) return false;
+  --next;
+  return begin + bytes <= next->first + next->second;
+}
+
 void CudaBackend::Copy(void* to, const void* from, size_t bytes) {
   BindThread();
+  // Host memory that is not pinned is out of a kernel's reach.
+  if (bytes <= kMostSmallCopyBytes && IsAllocated(to, bytes) && IsAllocated(from, bytes)) {
+    CopySmall(to, from, bytes, stream_);
+    return;
+  }
   AUGUR_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
 }
 

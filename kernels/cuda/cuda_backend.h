@@ -10,6 +10,8 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,12 +87,15 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaBackend& main, Lane lane);
   void CreateStream(int priority);
   void BindThread() const;
+  // By Allocate or AllocateHost: kernels reach it.
+  bool IsAllocated(const void* data, size_t bytes) const;
 
   const CudaBackendOptions options_;
   cudaStream_t stream_ = nullptr;
   int num_sms_ = 0;
   std::string name_;
-  std::array<cudaEvent_t, kMarks> marks_{};  // mark m is in m % kMarks
+  std::map<const std::byte*, size_t> allocations_;  // what the caller has of us: begin, bytes
+  std::array<cudaEvent_t, kMarks> marks_{};         // mark m is in m % kMarks
   uint64_t last_mark_ = 0;
   uint64_t passed_mark_ = 0;        // the youngest that a Wait has seen
   cudaEvent_t followed_ = nullptr;  // of the last Follow, on the stream followed
