@@ -84,6 +84,9 @@ if has sanitizers; then
       "$bin/kernels_twins_test" --gtest_filter="$small"
     grep -E '=========' "$logs/$tool.log" | sort | uniq -c | sort -rn | head -8 | cut -c1-200
   done
+  # Rows enough that the ring of pages comes round; only its kernel, since all of them take minutes.
+  step racecheck_ring 90 compute-sanitizer --tool racecheck --error-exitcode 9 --kernel-regex kns=AttendDecodeRows \
+    "$bin/kernels_twins_test" --gtest_filter='TwinAttentionTest.DecodeRowsWithLists*'
 fi
 if has serve; then
   serve
