@@ -30,6 +30,7 @@ std::vector<kernels::DType> KvDTypes() {
   if (kernels::kSanitized) return {kernels::DType::kBF16};
   return {kernels::DType::kF32, kernels::DType::kBF16};
 }
+constexpr size_t kLongestCut = kernels::kSanitized ? 130 : 1000;  // tokens: over a block's end
 std::vector<int> Chunks() {
   if (kernels::kSanitized) return {1, 64};
   return {1, 7, 64};
@@ -125,6 +126,7 @@ TEST_P(GoldenModelTest, SameBitsWholeInChunksTokenByTokenAndWithTwoThreads) {
     Model one_thread(Options(1, kv_dtype));
     Model two_threads(Options(2, kv_dtype));
     for (const Case& one : LoadCases(folder())) {
+      if (one.prompt.size() > kLongestCut) continue;
       SCOPED_TRACE(testing::Message() << "prompt of " << one.prompt.size());
       const auto whole = one_thread.Complete(one.prompt, kMaxRows, 4);
       for (const int chunk : Chunks()) {
