@@ -2,6 +2,7 @@
 # Everything that must hold before a change is accepted: installs what is missing, builds, runs the core tests
 # under the sanitizers, compiles the CUDA preset where there is a CUDA compiler, and runs every test of the
 # release build. Stops at the first failure with its exit status; the last line is ctest's own.
+# README.md beside it says what each phase is for.
 # Usage: tests/run.sh   (from anywhere; about 2 GB of disk under build/)
 set -euo pipefail
 

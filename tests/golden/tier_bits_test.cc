@@ -28,6 +28,7 @@ constexpr int kPrompt = kernels::kSanitized ? 600 : 1500;  // 10 or 24 blocks, t
 constexpr int kDecodes =
     kernels::kSanitized ? 20 : 70;  // over the end of a block and several windows
 constexpr kernels::SelectionBudget kBudget{.top_k = 8, .init = 1, .local = 2};
+constexpr int kDenseLen = kernels::kSanitized ? 600 : 1000;  // more blocks than the budget
 
 class TierBitsTest : public testing::Test {
  protected:
@@ -171,8 +172,8 @@ TEST_F(TierBitsTest, CrossingDenseLenWhileDecoding) {
   ModelDriver model(Options());
   for (const AttentionPolicy policy : {AttentionPolicy::kSparse, AttentionPolicy::kForecast}) {
     AttentionChoice choice = Choice(policy, policy);
-    choice.dense_len = 1000;
-    const std::vector<int32_t> prompt = Prompt(980);
+    choice.dense_len = kDenseLen;
+    const std::vector<int32_t> prompt = Prompt(kDenseLen - 20);
     const Logits expected = model.Complete(prompt, 512, 60, choice);
     const Logits dense = model.Complete(prompt, 512, 60);
     const Logits tiered = model.Complete(prompt, 256, 60, choice, Residency::kTiered);
@@ -186,7 +187,7 @@ TEST_F(TierBitsTest, CrossingDenseLenWhileDecoding) {
     std::vector<int32_t> tokens = again.tokens;
     model.Finish(again);
     auto resumed = model.Start(tokens, 20, choice);
-    resumed.prompt_tokens = 980;
+    resumed.prompt_tokens = kDenseLen - 20;
     EXPECT_TRUE(SameBits(model.Prefill(&resumed, 4096), expected[40]));
     model.Finish(resumed);
   }
