@@ -23,6 +23,8 @@ void CheckParams(const PagedAttentionParams& params) {
   const bool is_whole = params.first_entry == 0 && params.end_entry == INT_MAX;
   AUGUR_CHECK(is_whole || params.states != nullptr);
   AUGUR_CHECK(params.end_entry == INT_MAX || params.end_entry % kAttentionGroupBlocks == 0);
+  AUGUR_CHECK(!params.has_choices ||
+              (params.phase == Phase::kPrefill && !params.has_blocks && params.states == nullptr));
 }
 
 }  // namespace

@@ -45,8 +45,11 @@ struct RowList {
   const int32_t* blocks = nullptr;
   const float* const* biases = nullptr;
   int num_entries = 0;
-  int position = 0;      // of the row
-  bool is_last = false;  // no later call has an entry for the row
+  int position = 0;       // of the row
+  bool is_last = false;   // no later call has an entry for the row
+  bool by_block = false;  // pages and biases hold all blocks, not the entries'
+
+  __device__ int PlaceOf(int entry) const { return by_block ? blocks[entry] : entry; }
 };
 
 // The segment that holds the row, or -1. Segments without rows may say any first row, so all are
@@ -70,6 +73,14 @@ __device__ RowList ListOf(const PagedAttentionParams& params, const AttentionSeg
   const size_t head_list = size_t(kv_head) * segment.list_stride;
   list.pages = segment.pages + params.pages_offset + head_list;
   if (segment.biases != nullptr) list.biases = segment.biases + head_list;
+  if (segment.choices != nullptr) {
+    const size_t choice = size_t(row) * params.num_kv_heads + kv_head;
+    list.blocks = segment.choices + choice * segment.choice_stride;
+    list.num_entries = segment.choice_counts[choice];
+    list.is_last = true;
+    list.by_block = true;
+    return list;
+  }
   if (segment.blocks == nullptr) {
     list.num_entries = max(0, min(params.end_entry, last_block + 1) - params.first_entry);
     list.is_last = last_block < params.end_entry;
@@ -284,15 +295,15 @@ __global__ __launch_bounds__(kHeads* kHeadThreads) void PlainAttentionKernel(
     state = LoadState(params, KeptState(params, state_floats, row, q_head), lane);
   }
 
-  const std::byte* page = list.num_entries > 0 ? list.pages[0] : nullptr;
+  const std::byte* page = list.num_entries > 0 ? list.pages[list.PlaceOf(0)] : nullptr;
   for (int entry = 0; entry < list.num_entries; ++entry) {
     const T* keys = reinterpret_cast<const T*>(page);
     // Asked for one entry ahead: the list's latency hides behind this entry's work.
-    if (entry + 1 < list.num_entries) page = list.pages[entry + 1];
+    if (entry + 1 < list.num_entries) page = list.pages[list.PlaceOf(entry + 1)];
     const int block = list.blocks == nullptr ? params.first_entry + entry : list.blocks[entry];
     const int tokens = min(kBlockTokens, list.position - block * kBlockTokens + 1);
     float score = Score(params, keys, tokens, head, lane, shared) * params.scale;
-    if (list.biases != nullptr && lane < tokens) score += list.biases[entry][lane];
+    if (list.biases != nullptr && lane < tokens) score += list.biases[list.PlaceOf(entry)][lane];
     if (lane >= tokens) score = -INFINITY;
     const float factor = Softmax(score, head, lane, state, shared);
     AddValues(params, keys + size_t(kBlockTokens) * params.head_dim, tokens, factor, head, lane,

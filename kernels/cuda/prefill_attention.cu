@@ -1,5 +1,6 @@
-// Head dims 64 and 128 go to wgmma_prefill_attention.cu, 96 to the kernel here: its rows do not
-// divide into the 128 bytes that warpgroup products swizzle over.
+// Head dims 64 and 128 go to wgmma_prefill_attention.cu, or with choices to
+// sparse_prefill_attention.cu, 96 to the kernel here: its rows do not divide into the 128 bytes
+// that warpgroup products swizzle over.
 //
 // One CTA takes a tile of packed rows (prefill_tiles.h) of one kv head through the pages from block
 // 0 to the tile's last one. Each warp has 32 rows: two fragments of 16, which share every K and V
@@ -29,6 +30,7 @@
 #include "kernels/cuda/prefill_mma.h"
 #include "kernels/cuda/prefill_rows.h"
 #include "kernels/cuda/prefill_tiles.h"
+#include "kernels/cuda/sparse_prefill_attention.h"
 #include "kernels/cuda/wgmma_prefill_attention.h"
 
 namespace augur::kernels {
@@ -287,10 +289,10 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   // Heads of a tile run side by side; the last tiles of a segment, the longest ones, come first.
   const int kv_head = blockIdx.x % params.num_kv_heads;
   const int num_tiles = gridDim.x / params.num_kv_heads;
-  const Tile tile = FindTile<kTileRows>(params, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
+  const Tile tile = FindTile(params, kTileRows, num_tiles - 1 - blockIdx.x / params.num_kv_heads);
   if (tile.segment < 0) return;
   TileRows& tile_rows = *reinterpret_cast<TileRows*>(shared + Shared::kTileOffset);
-  if (threadIdx.x == 0) tile_rows = RowsOf<kTileRows>(params, tile, kv_head);
+  if (threadIdx.x == 0) tile_rows = RowsOf(params, kTileRows, tile, kv_head);
   int* const first_bad = reinterpret_cast<int*>(shared + Shared::kFirstBadOffset);
   for (int i = threadIdx.x; i < kHeadDim; i += kThreads) first_bad[i] = INT_MAX;
   __syncthreads();
@@ -305,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   const int begin = tile_rows.span.begin + threadIdx.x / 32 * kWarpRows;
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
-    WriteFragment(params, tile_rows, begin + f * kFragmentRows, first_bad, rows[f]);
+    WriteFragment(params, tile_rows, begin + f * kFragmentRows, FirstBadKeys{first_bad}, rows[f]);
   }
 }
 
@@ -334,8 +336,8 @@ PrefillAttention::~PrefillAttention() { cudaFree(turns_); }
 
 bool PrefillAttention::Serves(const PagedAttentionParams& params) {
   const bool is_16_bit = params.dtype == DType::kBF16 || params.dtype == DType::kF16;
-  const bool has_head_dim =
-      params.head_dim == 64 || params.head_dim == 96 || params.head_dim == 128;
+  const bool has_head_dim = params.head_dim == 64 || params.head_dim == 128 ||
+                            (params.head_dim == 96 && !params.has_choices);
   const bool has_group = params.num_kv_heads > 0 && params.num_q_heads > 0 &&
                          params.num_q_heads % params.num_kv_heads == 0 &&
                          params.num_q_heads / params.num_kv_heads <= kMaxGroup;
@@ -349,6 +351,7 @@ void PrefillAttention::Run(const PagedAttentionParams& params, cudaStream_t stre
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
   if (params.rows == 0 || params.num_segments == 0) return;
+  if (params.has_choices) return RunSparsePrefillAttention(params, num_sms_, turns_, stream);
   if (params.head_dim != 96) {
     return RunWgmmaPrefillAttention(params, num_sms_, turns_, stream);
   }

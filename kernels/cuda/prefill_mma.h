@@ -44,6 +44,15 @@ __device__ inline void CopyAddress(uint32_t to_shared, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
 }
 
+// Ends a group of this thread's copies.
+__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most the kPending youngest groups of this thread are under way.
+template <int kPending>
+__device__ inline void WaitForCopyGroups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace augur::kernels

@@ -1,6 +1,6 @@
-// What the two kernels of prefill attention (prefill_attention.cu, wgmma_prefill_attention.cu) have
-// in common: finding a CTA's rows, and what happens to the rows of a fragment between its two
-// products. Device code only.
+// What the kernels of prefill attention (prefill_attention.cu, wgmma_prefill_attention.cu,
+// sparse_prefill_attention.cu) have in common: finding a CTA's rows, and what happens to the rows
+// of a fragment between its two products. Device code only.
 //
 // A fragment is 16 rows of a warp; lane 4 g + t holds of rows g and g + 8 columns 8 n + 2 t and
 // 8 n + 2 t + 1 (prefill_mma.h, C).
@@ -38,26 +38,24 @@ struct Tile {
 };
 
 // Each warp by itself.
-template <int kTileRows>
-__device__ inline int CountTiles(const PagedAttentionParams& params) {
+__device__ inline int CountTiles(const PagedAttentionParams& params, int tile_rows) {
   const int group = params.num_q_heads / params.num_kv_heads;
   int count = 0;
   for (int s = threadIdx.x % 32; s < params.num_segments; s += 32) {
-    count += PrefillTilesOf(params.segments[s].rows.num_rows, group, kTileRows);
+    count += PrefillTilesOf(params.segments[s].rows.num_rows, group, tile_rows);
   }
   return __reduce_add_sync(kAllLanes, count);
 }
 
 // Each warp by itself: a scan over the segments, 32 at a time.
-template <int kTileRows>
-__device__ Tile FindTile(const PagedAttentionParams& params, int tile) {
+__device__ inline Tile FindTile(const PagedAttentionParams& params, int tile_rows, int tile) {
   const int lane = threadIdx.x % 32;
   const int group = params.num_q_heads / params.num_kv_heads;
   int before = 0;
   for (int base = 0; base < params.num_segments; base += 32) {
     const int s = base + lane;
     const int count = s < params.num_segments
-                          ? PrefillTilesOf(params.segments[s].rows.num_rows, group, kTileRows)
+                          ? PrefillTilesOf(params.segments[s].rows.num_rows, group, tile_rows)
                           : 0;
     int end = count;
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -75,20 +73,22 @@ __device__ Tile FindTile(const PagedAttentionParams& params, int tile) {
   return {};
 }
 
-template <int kTileRows>
-__device__ TileRows RowsOf(const PagedAttentionParams& params, const Tile& tile, int kv_head) {
+// A segment that the kernel does not serve, or that the host's flags do not tell of, traps.
+__device__ inline TileRows RowsOf(const PagedAttentionParams& params, int tile_rows,
+                                  const Tile& tile, int kv_head) {
   const AttentionSegment& segment = params.segments[tile.segment];
   TileRows rows;
   rows.span.group = params.num_q_heads / params.num_kv_heads;
   rows.span.first_position = segment.rows.first_position;
-  rows.span.begin = tile.index * kTileRows;
-  rows.span.end = min(rows.span.begin + kTileRows, segment.rows.num_rows * rows.span.group);
+  rows.span.begin = tile.index * tile_rows;
+  rows.span.end = min(rows.span.begin + tile_rows, segment.rows.num_rows * rows.span.group);
   rows.num_pages = rows.span.NumPages();
   rows.first_masked_page = rows.span.FirstMaskedPage();
   rows.pages = segment.pages + params.pages_offset + int64_t{kv_head} * segment.list_stride;
   rows.first_row = segment.rows.first_row;
   rows.first_head = kv_head * rows.span.group;
-  if (segment.blocks != nullptr || segment.biases != nullptr) __trap();  // not served
+  if (segment.blocks != nullptr || segment.biases != nullptr) __trap();
+  if ((segment.choices != nullptr) != params.has_choices) __trap();
   return rows;
 }
 
@@ -108,18 +108,32 @@ __device__ __forceinline__ uint32_t NonFiniteBits(const uint4& pairs) {
          NonFiniteBits<T>(pairs.w);
 }
 
-// Makes the elements of 16 bytes of V that are not finite 0, and keeps the first such key of each
-// column: first_bad [head_dim].
-template <class T>
-__device__ inline void CleanChunk(uint32_t* pairs, int key, int chunk, int* first_bad) {
+// Makes the elements of 16 bytes of V that are not finite 0, after keep(column) of each.
+template <class T, class Keep>
+__device__ inline void CleanChunk(uint32_t* pairs, int chunk, Keep&& keep) {
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const uint32_t bad = NonFiniteBits<T>(pairs[i]);
-    if (bad & 0x8000u) atomicMin(first_bad + chunk * 8 + 2 * i, key);
-    if (bad & 0x80000000u) atomicMin(first_bad + chunk * 8 + 2 * i + 1, key);
+    if (bad & 0x8000u) keep(chunk * 8 + 2 * i);
+    if (bad & 0x80000000u) keep(chunk * 8 + 2 * i + 1);
     pairs[i] &= ~((bad >> 15) * 0xffffu);
   }
 }
+
+// Likewise; keeps the first such key of each column: first_bad [head_dim].
+template <class T>
+__device__ inline void CleanChunk(uint32_t* pairs, int key, int chunk, int* first_bad) {
+  CleanChunk<T>(pairs, chunk, [&](int column) { atomicMin(first_bad + column, key); });
+}
+
+// What a tile has met in V that was not finite, by first_bad.
+struct FirstBadKeys {
+  const int* first_bad;
+
+  __device__ bool Reach(int column, const PrefillSpan& span, int packed) const {
+    return first_bad[column] <= span.PositionOf(packed);
+  }
+};
 
 // One fragment's rows.
 template <int kHeadDim>
@@ -233,11 +247,11 @@ __device__ __forceinline__ void StorePair(Out* to, float first, float second) {
   }
 }
 
-// Rows of the fragment that the span has, from packed row `begin` on.
-template <class Out, int kHeadDim>
+// Rows of the fragment that the span has, from packed row `begin` on; bad.Reach(column, span,
+// packed row): a value that was not finite, and that the row sees, makes this column NaN.
+template <class Out, int kHeadDim, class Bad>
 __device__ __forceinline__ void WriteFragmentAs(const PagedAttentionParams& params,
-                                                const TileRows& tile, int begin,
-                                                const int* first_bad,
+                                                const TileRows& tile, int begin, const Bad& bad,
                                                 const FragmentRows<kHeadDim>& rows) {
   const int lane = threadIdx.x % 32;
   const PrefillSpan& span = tile.span;
@@ -251,7 +265,6 @@ __device__ __forceinline__ void WriteFragmentAs(const PagedAttentionParams& para
     if (packed >= span.end) continue;
     const int64_t token = tile.first_row + packed / span.group;
     const int head = tile.first_head + packed % span.group;
-    const int position = span.PositionOf(packed);
     Out* to = static_cast<Out*>(params.out) + (token * params.num_q_heads + head) * kHeadDim;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -263,24 +276,24 @@ __device__ __forceinline__ void WriteFragmentAs(const PagedAttentionParams& para
         // Infinity - infinity is NaN; and -0 + 0 is 0: adding p V with p = 0, as tiles with more
         // pages than this row's do, may have turned a -0.
         x[i] = fmaf(gathered, factor, gathered - gathered);
-        if (first_bad[column + i] <= position) x[i] = NAN;
+        if (bad.Reach(column + i, span, packed)) x[i] = NAN;
       }
       StorePair(to + column, x[0], x[1]);
     }
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, class Bad>
 __device__ __forceinline__ void WriteFragment(const PagedAttentionParams& params,
-                                              const TileRows& tile, int begin, const int* first_bad,
+                                              const TileRows& tile, int begin, const Bad& bad,
                                               const FragmentRows<kHeadDim>& rows) {
   switch (params.out_dtype) {
     case DType::kF32:
-      return WriteFragmentAs<float>(params, tile, begin, first_bad, rows);
+      return WriteFragmentAs<float>(params, tile, begin, bad, rows);
     case DType::kBF16:
-      return WriteFragmentAs<__nv_bfloat16>(params, tile, begin, first_bad, rows);
+      return WriteFragmentAs<__nv_bfloat16>(params, tile, begin, bad, rows);
     case DType::kF16:
-      return WriteFragmentAs<__half>(params, tile, begin, first_bad, rows);
+      return WriteFragmentAs<__half>(params, tile, begin, bad, rows);
   }
 }
 

@@ -75,14 +75,20 @@ struct SwizzledRows {
 // Warpgroup products take pages in pairs, from block 0 on: a softmax's update is one a pair.
 inline constexpr int kPairTokens = 2 * kBlockTokens;
 
-// Shared memory as warpgroup products read it, swizzled over 128 bytes: 128 rows of a pair's K or V
-// in columns of 64 elements (128 bytes a row), one column behind the other. Columns must be aligned
-// to 1024 bytes.
-inline constexpr int kSwizzledColumnBytes = kPairTokens * 128;
+// Shared memory as warpgroup products read it, swizzled over 128 bytes: K or V of a pair (128 rows)
+// or of one page (64) in columns of 64 elements (128 bytes a row), one column behind the other.
+// Columns must be aligned to 1024 bytes.
+template <int kRows>
+inline constexpr int kSwizzledColumnBytes = kRows * 128;
 
 // Byte offset of a chunk of 16 bytes.
+template <int kRows>
 AUGUR_HOST_DEVICE constexpr int SwizzledColumnOffset(int row, int chunk) {
-  return chunk / 8 * kSwizzledColumnBytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
+  return chunk / 8 * kSwizzledColumnBytes<kRows> + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
+
+// Rows that choose their own blocks come in tiles of whole tokens, half of them for each of two
+// warpgroups of 64 rows: this many tokens a warpgroup, so that a tile's tokens are bits of a word.
+AUGUR_HOST_DEVICE constexpr int ChoosingTokens(int group) { return group < 4 ? 16 : 64 / group; }
 
 }  // namespace augur::kernels

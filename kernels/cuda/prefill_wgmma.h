@@ -21,8 +21,9 @@ namespace augur::kernels {
 // address, leading and stride byte offset in units of 16 bytes, and 1 << 62 for swizzling over 128
 // bytes. Stride: from 8 rows to the next 8, in both orders below. Leading: from 64 columns to the
 // next 64 when the columns are the product's (V); not read when a step takes 16 of 64 columns (K).
+template <int kRows>
 __device__ inline uint64_t SharedMatrix(uint32_t address) {
-  constexpr uint64_t kLeading = kSwizzledColumnBytes / 16, kStride = 8 * 128 / 16;
+  constexpr uint64_t kLeading = kSwizzledColumnBytes<kRows> / 16, kStride = 8 * 128 / 16;
   return (uint64_t{1} << 62) | (kStride << 32) | (kLeading << 16) | ((address & 0x3ffff) >> 4);
 }
 

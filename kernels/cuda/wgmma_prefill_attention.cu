@@ -14,6 +14,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_mma.h"
+#include "kernels/cuda/prefill_operands.h"
 #include "kernels/cuda/prefill_rows.h"
 #include "kernels/cuda/prefill_tiles.h"
 #include "kernels/cuda/prefill_wgmma.h"
@@ -22,8 +23,6 @@
 namespace augur::kernels {
 namespace {
 
-constexpr int kWarpgroup = 128;
-constexpr int kWarpgroupRows = 64;
 constexpr int kConsumers = 2;  // warpgroups; the producer comes behind them
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
@@ -97,37 +96,6 @@ __device__ __forceinline__ int OperandOffset(int operand) {
   return operand % kStages * Shared<kHeadDim>::kOperandBytes;
 }
 
-template <int kBarrier, int kArrivals>
-__device__ __forceinline__ void SyncNamed(int next = 0) {
-  asm volatile("bar.sync %0, %1;" ::"r"(kBarrier + next), "n"(kArrivals) : "memory");
-}
-
-template <int kBarrier, int kArrivals>
-__device__ __forceinline__ void ArriveNamed(int next) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(kBarrier + next), "n"(kArrivals) : "memory");
-}
-
-// Calls body(i, offset in its operand) for this thread's chunks of one page's K or V: chunk thread
-// + i * kWarpgroup in the order of global memory.
-template <int kHeadDim, class Body>
-__device__ __forceinline__ void ForOwnChunks(Body&& body) {
-  constexpr int kChunks = kHeadDim / 8;
-  static_assert(kWarpgroup % (8 * kChunks) == 0);  // a step is whole eights of rows
-  const int thread = threadIdx.x % kWarpgroup;
-  const int first = SwizzledColumnOffset(thread / kChunks, thread % kChunks);
-#pragma unroll
-  for (int i = 0; i < kBlockTokens * kChunks / kWarpgroup; ++i) {
-    body(i, first + i * (kWarpgroup / kChunks) * 128);
-  }
-}
-
-template <int kHeadDim>
-__device__ __forceinline__ void CopyHalfPage(const std::byte* from, uint32_t to_shared) {
-  from += threadIdx.x % kWarpgroup * 16;
-  ForOwnChunks<kHeadDim>(
-      [&](int i, int offset) { CopyChunk(to_shared + offset, from + i * kWarpgroup * 16); });
-}
-
 // As in prefill_attention.cu, over the chunks of one page's V that this thread copied.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, int* first_bad) {
@@ -136,7 +104,8 @@ __device__ __forceinline__ void CleanValues(std::byte* values, int first_key, in
 #pragma unroll 1
   for (int item = thread; item < kBlockTokens * kChunks; item += kWarpgroup) {
     const int row = item / kChunks, chunk = item % kChunks;
-    uint4* const four = reinterpret_cast<uint4*>(values + SwizzledColumnOffset(row, chunk));
+    uint4* const four =
+        reinterpret_cast<uint4*>(values + SwizzledColumnOffset<kPairTokens>(row, chunk));
     if (NonFiniteBits<T>(*four) != 0) {
       CleanChunk<T>(reinterpret_cast<uint32_t*>(four), first_key + row, chunk, first_bad);
     }
@@ -152,12 +121,12 @@ __device__ __forceinline__ void CopyOperand(const std::byte* const (&pages)[2], 
   const int offset = OperandOffset<kHeadDim>(operand);
   const uint32_t to = SharedAddress(shared) + offset;
   const int from = is_values ? kHalfPageBytes : 0;
-  CopyHalfPage<kHeadDim>(pages[0] + from, to);
+  CopyHalfPage<kHeadDim, kPairTokens>(pages[0] + from, to);
   if (pages[1] != nullptr) {
-    CopyHalfPage<kHeadDim>(pages[1] + from, to + kPageRowsBytes);
+    CopyHalfPage<kHeadDim, kPairTokens>(pages[1] + from, to + kPageRowsBytes);
   } else if (is_values) {
     std::byte* const values = shared + offset + kPageRowsBytes;
-    ForOwnChunks<kHeadDim>([&](int, int chunk_offset) {
+    ForOwnChunks<kHeadDim, kPairTokens>([&](int, int chunk_offset) {
       *reinterpret_cast<uint4*>(values + chunk_offset) = uint4{0, 0, 0, 0};
     });
   }
@@ -229,7 +198,7 @@ __device__ __forceinline__ void Produce(const PagedAttentionParams& params, Pref
                                         std::byte* shared) {
   const uint32_t shared_address = SharedAddress(shared);
   const int thread = threadIdx.x % kWarpgroup;
-  const int total = CountTiles<kTileRows>(params) * params.num_kv_heads;
+  const int total = CountTiles(params, kTileRows) * params.num_kv_heads;
   int next = blockIdx.x;  // right in thread 0
   int operand = 0;
 #pragma unroll 1
@@ -243,9 +212,9 @@ __device__ __forceinline__ void Produce(const PagedAttentionParams& params, Pref
       // Heads of a tile run side by side; the last tiles of a segment, the longest ones, come
       // first.
       if (index < total) {
-        const Tile tile = FindTile<kTileRows>(params, (total - 1 - index) / params.num_kv_heads);
+        const Tile tile = FindTile(params, kTileRows, (total - 1 - index) / params.num_kv_heads);
         if (thread == 0) {
-          turn.tile = RowsOf<kTileRows>(params, tile, index % params.num_kv_heads);
+          turn.tile = RowsOf(params, kTileRows, tile, index % params.num_kv_heads);
           next = gridDim.x + atomicAdd(&turns->next, 1u);
         }
       } else if (thread == 0) {
@@ -264,63 +233,8 @@ __device__ __forceinline__ void Produce(const PagedAttentionParams& params, Pref
   if (atomicAdd(&turns->done, 1u) == gridDim.x - 1) *turns = {};  // for the next launch
 }
 
-template <int kHeadDim>
-using Queries = uint32_t[kHeadDim / 16][4];  // A fragments
-
-// The warp's 16 rows from packed row `begin` on, rounded to T; rows behind the tile's end are 0.
-template <class T, int kHeadDim>
-__device__ __forceinline__ void LoadQueries(const PagedAttentionParams& params,
-                                            const TileRows& tile, int begin,
-                                            Queries<kHeadDim>& queries) {
-  const int lane = threadIdx.x % 32;
-  const bool aligned =
-      params.q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(params.q) % sizeof(float2) == 0;
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const int packed = begin + row * 8 + lane / 4;
-    const bool is_there = packed < tile.span.end;
-    const int at = is_there ? packed : tile.span.begin;
-    const int64_t token = tile.first_row + at / tile.span.group;
-    const int head = tile.first_head + at % tile.span.group;
-    const float* const from = params.q + token * params.q_stride + head * kHeadDim + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 8; ++i) {  // chunks of 8 columns
-      float2 pair;
-      if (aligned) {
-        pair = *reinterpret_cast<const float2*>(from + i * 8);
-      } else {
-        pair = {from[i * 8], from[i * 8 + 1]};
-      }
-      queries[i / 2][i % 2 * 2 + row] = is_there ? PackPair<T>(pair.x, pair.y) : 0u;
-    }
-  }
-}
-
 using PairScores = FragmentScores<kPairTokens>;
 using PairWeights = FragmentWeights<kPairTokens>;
-
-template <class T, int kHeadDim>
-__device__ __forceinline__ void StartScores(const Queries<kHeadDim>& queries, uint32_t keys,
-                                            PairScores& scores) {
-  FenceRegisters();
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    const uint32_t at = keys + step / 4 * kSwizzledColumnBytes + step % 4 * 32;
-    StartProduct<T, false>(scores, queries[step], SharedMatrix(at), step > 0);
-  }
-  CommitProducts();
-}
-
-template <class T, int kHeadDim>
-__device__ __forceinline__ void StartValues(const PairWeights& weights, uint32_t values,
-                                            FragmentRows<kHeadDim>& rows) {
-  FenceRegisters();
-#pragma unroll
-  for (int step = 0; step < kPairTokens / 16; ++step) {
-    StartProduct<T, true>(rows.out, weights[step], SharedMatrix(values + step * 16 * 128), true);
-  }
-  CommitProducts();
-}
 
 // This warp has left the operand.
 template <int kHeadDim>
@@ -422,7 +336,7 @@ __device__ __forceinline__ void AttendTile(const PagedAttentionParams& params,
     Clear(rows);
     AttendPairs<T, kHeadDim>(tile, own_pairs, begin, params.scale * kLog2E, shared, operand,
                              queries, rows);
-    WriteFragment(params, tile, begin, turn.first_bad, rows);
+    WriteFragment(params, tile, begin, FirstBadKeys{turn.first_bad}, rows);
   }
   const int num_pairs = (tile.num_pages + 1) / 2;
   for (int pair = own_pairs; pair < num_pairs; ++pair) {  // the other's

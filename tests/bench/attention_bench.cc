@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <set>
 
 #include "kernels/kv_page.h"
 #include "tests/bench/bench_memory.h"
@@ -76,6 +77,19 @@ class Batch {
       segments[s].list_stride = blocks_;
     }
     Upload(backend_, segments_.data(), segments.data(), segments.size() * sizeof(segments[0]));
+  }
+
+  // SetRows for one sequence whose rows choose: choices [rows][kv heads][stride], all of it used.
+  void SetChoosingRows(int rows, int first_position, const std::byte* choices,
+                       const std::byte* counts, int stride) {
+    SetRows(rows, first_position);
+    AttentionSegment segment;
+    backend_->Copy(&segment, segments_.data(), sizeof(segment));
+    backend_->Synchronize();
+    segment.choices = reinterpret_cast<const int32_t*>(choices);
+    segment.choice_counts = reinterpret_cast<const int32_t*>(counts);
+    segment.choice_stride = stride;
+    Upload(backend_, segments_.data(), &segment, sizeof(segment));
   }
 
   PagedAttentionParams Params(int copy) const {
@@ -203,6 +217,100 @@ void RunPrefillCase(Backend* backend, const BenchContext& context, const HeadSha
       .Print();
 }
 
+// A row's blocks as MiniCPM4 takes them: the first one, those around the row, and free ones.
+constexpr int kLocalBlocks = 33;
+constexpr int kFreeBlocks = 62;
+constexpr int kChosenBlocks = 1 + kLocalBlocks + kFreeBlocks;
+
+// [rows][kv heads][kChosenBlocks]; from row to row `changes` free blocks give way to others.
+std::vector<int32_t> MakeChoices(int rows, int num_kv_heads, int first_position, int changes) {
+  std::vector<int32_t> choices(size_t(rows) * num_kv_heads * kChosenBlocks);
+  for (int h = 0; h < num_kv_heads; ++h) {
+    std::mt19937 random(h);
+    std::vector<int32_t> free;
+    for (int r = 0; r < rows; ++r) {
+      const int own = (first_position + r) / kBlockTokens, local = own - kLocalBlocks + 1;
+      for (int i = 0; i < changes && !free.empty(); ++i) {
+        free.erase(free.begin() + random() % free.size());
+      }
+      std::set<int32_t> blocks(free.begin(), free.end());
+      while (static_cast<int>(blocks.size()) < kFreeBlocks) {
+        blocks.insert(1 + static_cast<int32_t>(random() % (local - 1)));
+      }
+      free.assign(blocks.begin(), blocks.end());
+      blocks.insert(0);
+      for (int b = local; b <= own; ++b) blocks.insert(b);
+      std::copy(blocks.begin(), blocks.end(),
+                choices.begin() + (size_t(r) * num_kv_heads + h) * kChosenBlocks);
+    }
+  }
+  return choices;
+}
+
+// Blocks of the union of `tokens` neighbouring rows' choices, in the mean.
+double MeanUnion(const std::vector<int32_t>& choices, int rows, int num_kv_heads, int tokens) {
+  size_t sum = 0;
+  for (int first = 0; first + tokens <= rows; first += tokens) {
+    std::set<int32_t> blocks;
+    for (int r = first; r < first + tokens; ++r) {
+      const auto list = choices.begin() + size_t(r) * num_kv_heads * kChosenBlocks;
+      blocks.insert(list, list + kChosenBlocks);
+    }
+    sum += blocks.size();
+  }
+  return static_cast<double>(sum) / (rows / tokens);
+}
+
+// A chunk over all blocks before it, and the same chunk with choices.
+void RunSparsePrefillCase(Backend* backend, const BenchContext& context, const HeadShape& shape,
+                          int first, int rows, const std::vector<int>& changes) {
+  Batch batch(backend, shape, 1, first + rows, 1);
+  const size_t rows_bytes = size_t(rows) * shape.num_q_heads * shape.head_dim * sizeof(float);
+  auto q = MakeMemory(backend, rows_bytes), out = MakeMemory(backend, rows_bytes);
+  FillWithRandom(backend, q.data(), rows_bytes, kernels::DType::kF32);
+  const auto seconds_of = [&](bool has_choices) {
+    return MedianOpSeconds(backend, context.repeats, [&](int) {
+      PagedAttentionParams params = batch.Params(0);
+      params.q = reinterpret_cast<const float*>(q.data());
+      params.out = out.data();
+      params.rows = rows;
+      params.phase = kernels::Phase::kPrefill;
+      params.has_choices = has_choices;
+      return params;
+    });
+  };
+  const double flops_a_key = 4.0 * shape.num_q_heads * shape.head_dim;
+  batch.SetRows(rows, first);
+  const double dense = seconds_of(false);
+  const double dense_flops = flops_a_key * rows * (first + 0.5 * (rows + 1.0));
+  const size_t lists = size_t(rows) * shape.num_kv_heads;
+  auto choices = MakeMemory(backend, lists * kChosenBlocks * sizeof(int32_t));
+  auto counts = MakeMemory(backend, lists * sizeof(int32_t));
+  const std::vector<int32_t> all_counts(lists, kChosenBlocks);
+  Upload(backend, counts.data(), all_counts.data(), lists * sizeof(int32_t));
+  for (const int change : changes) {
+    const std::vector<int32_t> chosen = MakeChoices(rows, shape.num_kv_heads, first, change);
+    Upload(backend, choices.data(), chosen.data(), chosen.size() * sizeof(int32_t));
+    batch.SetChoosingRows(rows, first, choices.data(), counts.data(), kChosenBlocks);
+    const double sparse = seconds_of(true);
+    const double sparse_flops = flops_a_key * rows * (kChosenBlocks - 0.5) * kBlockTokens;
+    Describe(context, "attention_sparse_prefill", shape)
+        .Add("first", int64_t{first})
+        .Add("rows", int64_t{rows})
+        .Add("changed_blocks", int64_t{change})
+        .Add("union_of_4_tokens", MeanUnion(chosen, rows, shape.num_kv_heads, 4))
+        .Add("union_of_8_tokens", MeanUnion(chosen, rows, shape.num_kv_heads, 8))
+        .Add("union_of_16_tokens", MeanUnion(chosen, rows, shape.num_kv_heads, 16))
+        .Add("union_of_32_tokens", MeanUnion(chosen, rows, shape.num_kv_heads, 32))
+        .Add("dense_us", dense * 1e6)
+        .Add("dense_tflops", dense_flops / dense / 1e12)
+        .Add("us", sparse * 1e6)
+        .Add("tflops_of_choices", sparse_flops / sparse / 1e12)
+        .Add("dense_over_sparse", dense / sparse)
+        .Print();
+  }
+}
+
 }  // namespace
 
 void RunAttentionBench(Backend* backend, const BenchContext& context,
@@ -218,6 +326,10 @@ void RunAttentionBench(Backend* backend, const BenchContext& context,
     }
     for (const int tokens : options.prompts) {
       RunPrefillCase(backend, context, shape, tokens, options.chunk);
+    }
+    for (const int tokens : options.sparse_contexts) {
+      if (tokens < 2 * kChosenBlocks * kBlockTokens) continue;  // leaves little to choose from
+      RunSparsePrefillCase(backend, context, shape, tokens, options.chunk, options.sparse_changes);
     }
   }
 }

@@ -13,11 +13,14 @@ struct AttentionBenchOptions {
   std::vector<int> batches = {1, 4, 16};
   std::vector<int> contexts = {8192, 32768, 131072};  // tokens behind each decoding row
   std::vector<int> prompts = {8192, 32768};
-  int chunk = 8192;  // rows of a prefill call
+  int chunk = 8192;                              // rows of a prefill call
+  std::vector<int> sparse_contexts = {122880};   // tokens before a chunk whose rows choose blocks
+  std::vector<int> sparse_changes = {0, 4, 12};  // of a row's 62 free blocks, from row to row
 };
 
 // One line a case: the median over context.repeats of one op's time, in a recorded graph of many
-// over different memory, so that caches do not help.
+// over different memory, so that caches do not help. Prefill with choices stands beside the same
+// chunk without.
 void RunAttentionBench(kernels::Backend* backend, const BenchContext& context,
                        const AttentionBenchOptions& options, double read_bytes_per_second);
 

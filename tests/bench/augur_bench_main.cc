@@ -56,6 +56,10 @@ void AddAttentionOptions(CLI::App* command, AttentionBenchOptions* options) {
   command->add_option("--contexts", options->contexts, "tokens behind each row")->delimiter(',');
   command->add_option("--prompts", options->prompts, "prompt lengths")->delimiter(',');
   command->add_option("--chunk", options->chunk, "rows of a prefill call");
+  command->add_option("--sparse-contexts", options->sparse_contexts, "tokens before a sparse chunk")
+      ->delimiter(',');
+  command->add_option("--sparse-changes", options->sparse_changes, "blocks new to the next row")
+      ->delimiter(',');
 }
 
 int Main(int argc, char** argv) {

@@ -70,18 +70,35 @@ void ExpectNoBankConflicts() {
 
 TEST(PrefillTilesTest, EightRowsOfAChunkTakeAllBanks) { ExpectNoBankConflicts<96>(); }
 
-TEST(PrefillTilesTest, SwizzledColumnsAreThoseOfTheHardware) {
+template <int kRows>
+void ExpectColumnsOfTheHardware() {
+  constexpr int kColumnBytes = kSwizzledColumnBytes<kRows>;
   std::set<int> offsets;
-  for (int row = 0; row < kPairTokens; ++row) {
+  for (int row = 0; row < kRows; ++row) {
     for (int chunk = 0; chunk < 16; ++chunk) {
-      const int plain = chunk / 8 * kSwizzledColumnBytes + row * 128 + chunk % 8 * 16;
+      const int plain = chunk / 8 * kColumnBytes + row * 128 + chunk % 8 * 16;
       // Swizzling over 128 bytes: address bits 4 to 6 are xored with bits 7 to 9.
-      EXPECT_EQ(SwizzledColumnOffset(row, chunk), plain ^ (plain >> 7 & 7) << 4);
-      offsets.insert(SwizzledColumnOffset(row, chunk));
+      EXPECT_EQ(SwizzledColumnOffset<kRows>(row, chunk), plain ^ (plain >> 7 & 7) << 4);
+      offsets.insert(SwizzledColumnOffset<kRows>(row, chunk));
     }
   }
-  EXPECT_EQ(offsets.size(), kPairTokens * 16u);
-  EXPECT_EQ(*offsets.rbegin(), 2 * kSwizzledColumnBytes - 16);
+  EXPECT_EQ(offsets.size(), kRows * 16u);
+  EXPECT_EQ(*offsets.rbegin(), 2 * kColumnBytes - 16);
+}
+
+TEST(PrefillTilesTest, SwizzledColumnsAreThoseOfTheHardware) {
+  ExpectColumnsOfTheHardware<kPairTokens>();
+  ExpectColumnsOfTheHardware<kBlockTokens>();
+}
+
+TEST(PrefillTilesTest, ChoosingTokensFillAWarpgroupOrHalfAWord) {
+  for (int group = 1; group <= 64; ++group) {
+    const int tokens = ChoosingTokens(group);
+    EXPECT_GE(tokens, 1);
+    EXPECT_LE(tokens * group, 64);
+    EXPECT_LE(tokens, 16);
+    EXPECT_TRUE(tokens == 16 || (tokens + 1) * group > 64) << group;
+  }
 }
 
 }  // namespace
