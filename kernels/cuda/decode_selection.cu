@@ -25,6 +25,8 @@ constexpr int kChunkPlaces = kChunkTiles * kTilePlaces;
 // Between the scores of two heads, in floats: a warp writes 8 places of 4 even heads at once, all
 // to different banks.
 constexpr int kScoreStride = kChunkPlaces + 4;
+// Asked of L2 before they are loaded: 128 KiB a CTA at key_dim 128, some 34 MB of all that run.
+constexpr int kTilesAhead = 8;
 constexpr int kUnitPlaces = 16;  // of a warp's product
 constexpr float kLog2E = 1.44269504088896341f;
 
@@ -113,23 +115,34 @@ __device__ void SplitQueries(const SelectBlocksParams& params, int64_t q_row, in
   for (int head = threadIdx.x / 32; head < 8 * kColumns; head += kWarps) {
     const bool is_head = head < params.heads_per_group;
     const float* from = is_head ? QueryOf(params, q_row, kv_head, head) : nullptr;
+    float values[kKeyDim / 32];
+#pragma unroll
+    for (int i = 0; i < kKeyDim / 32; ++i) {
+      values[i] = is_head ? from[i * 32 + lane] * factor : 0.0f;
+    }
     float scale = 1.0f;
     if constexpr (std::is_same_v<T, __half>) {
       float largest = 0.0f;
-      for (int c = lane; is_head && c < kKeyDim; c += 32) {
-        largest = fmaxf(largest, fabsf(from[c] * factor));
-      }
+#pragma unroll
+      for (const float value : values) largest = fmaxf(largest, fabsf(value));
       scale = HalfScale(WarpMax(largest));
       if (lane == 0) shared.unscale[head] = 1.0f / scale;
     }
     T* high = reinterpret_cast<T*>(q + head * QStride(kKeyDim));
     T* low = reinterpret_cast<T*>(q + (8 * kColumns + head) * QStride(kKeyDim));
-    for (int c = lane; c < kKeyDim; c += 32) {
-      const float value = is_head ? from[c] * factor * scale : 0.0f;
-      high[c] = FromFloat<T>(value);
-      low[c] = FromFloat<T>(value - ToFloat(high[c]));
+#pragma unroll
+    for (int i = 0; i < kKeyDim / 32; ++i) {
+      const float value = values[i] * scale;
+      const T rounded = FromFloat<T>(value);
+      high[i * 32 + lane] = rounded;
+      low[i * 32 + lane] = FromFloat<T>(value - ToFloat(rounded));
     }
   }
+}
+
+// Into L2; 16 bytes and multiples of them.
+__device__ inline void PrefetchTile(const std::byte* tile, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(tile), "r"(bytes) : "memory");
 }
 
 // Scores of a chunk by tensor cores. A warp takes 16 places (rows) by 8 heads a column; lane (g, t)
@@ -153,6 +166,10 @@ struct TensorScorer {
     const int lane = threadIdx.x % 32;
     constexpr int kPerTile = kTilePlaces / kUnitPlaces;
     const int place = unit % kPerTile * kUnitPlaces + lane / 4;
+    if (const int ahead = unit / kPerTile + kTilesAhead;
+        lane == 0 && unit % kPerTile == 0 && ahead * kPerTile < units) {
+      PrefetchTile(shared.tiles[ahead], kTilePlaces * kKeyDim * 2);
+    }
     const std::byte* key =
         shared.tiles[unit / kPerTile] + place * (kKeyDim * 2) + lane % 4 * sizeof(uint4);
 #pragma unroll
@@ -230,17 +247,24 @@ __device__ void ScoreOneByOne(const SelectBlocksParams& params, const DecodeShar
   }
 }
 
-// Scores of `num_tiles` tiles from `first_tile` on, minus infinity where they are not visible.
+// Where the tiles of a chunk lie; the first ones are asked for.
+template <class T>
+__device__ void FindTiles(const SelectBlocksParams& params, const Share& share, int first_tile,
+                          int num_tiles, DecodeShared& shared) {
+  const int i = threadIdx.x;
+  if (i >= num_tiles) return;
+  const int place = (first_tile + i) * kTilePlaces;
+  const int key_bytes = params.key_dim * static_cast<int>(sizeof(T));
+  const std::byte* tile = share.pages[place / params.keys_per_page] +
+                          int64_t{place % params.keys_per_page} * key_bytes;
+  shared.tiles[i] = tile;
+  if (i < kTilesAhead && key_bytes % 16 == 0) PrefetchTile(tile, kTilePlaces * key_bytes);
+}
+
+// Scores of the `num_tiles` found, minus infinity where they are not visible.
 template <class T, int kKeyDim, int kColumns>
 __device__ void ScoreChunk(const SelectBlocksParams& params, const Share& share, int first_tile,
                            int num_tiles, const DecodeBuffers& buffers, DecodeShared& shared) {
-  __syncthreads();  // the chunk before
-  if (static_cast<int>(threadIdx.x) < num_tiles) {
-    const int place = (first_tile + static_cast<int>(threadIdx.x)) * kTilePlaces;
-    shared.tiles[threadIdx.x] =
-        share.pages[place / params.keys_per_page] +
-        int64_t{place % params.keys_per_page} * params.key_dim * static_cast<int>(sizeof(T));
-  }
   __syncthreads();
   const int first_place = first_tile * kTilePlaces, places = num_tiles * kTilePlaces;
   if constexpr (kKeyDim > 0) {
@@ -302,9 +326,17 @@ __device__ void ExchangeNorms(int heads, DecodeShared& shared) {
   }
   cluster.sync();
   if (static_cast<int>(threadIdx.x) < heads) {
-    Norm norm = shared.ctas[0][threadIdx.x];
-    for (int r = 1; r < kCtas; ++r) norm = FoldNorms(norm, shared.ctas[r][threadIdx.x]);
-    shared.total[threadIdx.x] = {norm.x, 1.0f / norm.y};
+    Norm norms[kCtas];
+    float largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kCtas; ++r) {
+      norms[r] = shared.ctas[r][threadIdx.x];
+      largest = fmaxf(largest, norms[r].x);
+    }
+    const float base = largest == -INFINITY ? 0.0f : largest;
+#pragma unroll
+    for (int r = 0; r < kCtas; ++r) sum += norms[r].y * FastExp2(norms[r].x - base);
+    shared.total[threadIdx.x] = {largest, 1.0f / sum};
   }
   __syncthreads();
 }
@@ -452,6 +484,8 @@ __global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(kThreads, 2)
   share.first_tile = min(rank * tiles_a_cta, tiles);
   share.end_tile = min(share.first_tile + tiles_a_cta, tiles);
 
+  const auto tiles_from = [&](int tile) { return min(kChunkTiles, share.end_tile - tile); };
+  FindTiles<T>(params, share, share.first_tile, tiles_from(share.first_tile), shared);
   if constexpr (kKeyDim > 0) {
     SplitQueries<T, kKeyDim, kColumns>(params, q_row, kv_head, buffers.q, shared);
   } else {
@@ -467,7 +501,8 @@ __global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(kThreads, 2)
   const bool is_one_chunk = share.end_tile - share.first_tile <= kChunkTiles;
   if (threadIdx.x < kSelectMaxHeads) shared.own[threadIdx.x] = {-INFINITY, 0.0f};
   for (int tile = share.first_tile; tile < end_first_pass; tile += kChunkTiles) {
-    const int num_tiles = min(kChunkTiles, share.end_tile - tile);
+    const int num_tiles = tiles_from(tile);
+    if (tile > share.first_tile) FindTiles<T>(params, share, tile, num_tiles, shared);
     ScoreChunk<T, kKeyDim, kColumns>(params, share, tile, num_tiles, buffers, shared);
     if (!is_softmax) continue;
     ExponentiateChunk(heads, num_tiles * kTilePlaces, buffers.scores, shared);
@@ -479,8 +514,10 @@ __global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(kThreads, 2)
   cluster.barrier_wait();
   if (is_softmax) ExchangeNorms(heads, shared);
   for (int tile = share.first_tile; tile < share.end_tile; tile += kChunkTiles) {
-    const int num_tiles = min(kChunkTiles, share.end_tile - tile), places = num_tiles * kTilePlaces;
+    const int num_tiles = tiles_from(tile), places = num_tiles * kTilePlaces;
     if (is_softmax ? !is_one_chunk : tile > share.first_tile) {
+      __syncthreads();  // the chunk before
+      FindTiles<T>(params, share, tile, num_tiles, shared);
       ScoreChunk<T, kKeyDim, kColumns>(params, share, tile, num_tiles, buffers, shared);
       if (is_softmax) ExponentiateChunk(heads, places, buffers.scores, shared);
     }

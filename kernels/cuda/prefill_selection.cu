@@ -12,7 +12,8 @@
 namespace augur::kernels {
 namespace {
 
-constexpr int kWarps = 8;
+// Two CTAs an SM: while the warps of one exponentiate, those of the other multiply.
+constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 // A warp's rows: two products high, so that a fragment of keys is used four times (two parts of q).
 constexpr int kWarpTiles = 2;
@@ -30,6 +31,7 @@ constexpr float kLog2E = 1.44269504088896341f;
 enum class Walk {
   kNormalise,  // softmax: each row's largest score and sum of exponentials, by range
   kSumHeads,   // softmax: sums of the heads' shares
+  kSumSixteen,  // likewise of 16 heads, one product high
   kProduct,
 };
 
@@ -163,17 +165,22 @@ __device__ void MultiplyGroup(const QueryFragments<T, kKeyDim>& q, uint32_t keys
 #pragma unroll
   for (int step = 0; step < kKeyDim / 16; step += 2) {
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      uint32_t b[4];
-      LoadMatrices(b, row + n * 8 * kRowBytes + step * 32);
+    for (int n = 0; n < kColumns; n += 2) {  // four products between two of the same chain
+      uint32_t b[2][4];
+      LoadMatrices(b[0], row + n * 8 * kRowBytes + step * 32);
+      LoadMatrices(b[1], row + (n + 1) * 8 * kRowBytes + step * 32);
 #pragma unroll
-      for (int m = 0; m < kWarpTiles; ++m) MultiplyAdd<T>(c[m][n], q.high[m][step], b[0], b[1]);
+      for (int part = 0; part < 4; ++part) {
+        const int half = part % 2;
 #pragma unroll
-      for (int m = 0; m < kWarpTiles; ++m) MultiplyAdd<T>(c[m][n], q.high[m][step + 1], b[2], b[3]);
+        for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int m = 0; m < kWarpTiles; ++m) MultiplyAdd<T>(c[m][n], q.low[m][step], b[0], b[1]);
-#pragma unroll
-      for (int m = 0; m < kWarpTiles; ++m) MultiplyAdd<T>(c[m][n], q.low[m][step + 1], b[2], b[3]);
+          for (int m = 0; m < kWarpTiles; ++m) {
+            const uint32_t(&a)[4] = part < 2 ? q.high[m][step + half] : q.low[m][step + half];
+            MultiplyAdd<T>(c[m][n + i], a, b[i][2 * half], b[i][2 * half + 1]);
+          }
+        }
+      }
     }
   }
   if constexpr (std::is_same_v<T, __half>) {
@@ -245,6 +252,23 @@ struct BlockPool {
     static_assert(kColumns == 4);  // one a lane of the quad
   }
 };
+
+// Sums of 16 heads, those of a product's rows: each lane ends with one of 32 places, 8 n + 2 t +
+// side for lane (n, side, t). Half of the lanes hand over half of their sums at each step.
+__device__ inline float SumSixteen(float (&sums)[2 * kColumns]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int kept = kColumns, distance = 16; kept >= 1; kept /= 2, distance /= 2) {
+    const bool is_upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      const float sent = is_upper ? sums[i] : sums[kept + i];
+      const float own = is_upper ? sums[kept + i] : sums[i];
+      sums[i] = own + __shfl_xor_sync(~0u, sent, distance);
+    }
+  }
+  return sums[0];
+}
 
 // What a lane knows of its rows: g and g + 8 of each tile.
 struct LaneRows {
@@ -335,7 +359,7 @@ struct ScoreTile {
     }
   }
 
-  // kSumHeads: log2 of each row's sum over all ranges; infinite where there is no head.
+  // log2 of each row's sum over all ranges; infinite where there is no head.
   __device__ void ReadNorms(float (&log_sums)[kWarpTiles][2]) const {
 #pragma unroll
     for (int m = 0; m < kWarpTiles; ++m) {
@@ -355,8 +379,35 @@ struct ScoreTile {
     }
   }
 
-  // Tokens whose rows lie in one product: with 16 heads one, with fewer at least two.
-  __device__ int TokensOfTile() const { return slab.group == 16 ? 1 : 2; }
+  // With 16 heads: a group's scores to blocks. The last one waits for the next group's first place.
+  __device__ void PoolSixteen(const float (&c)[kWarpTiles][kColumns][4], int place,
+                              const float (&log_sums)[kWarpTiles][2], bool is_first, bool is_last,
+                              float (&pending)[kWarpTiles]) const {
+    const int lane = threadIdx.x % 32, n = lane / 8, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < kWarpTiles; ++m) {
+      float sums[2 * kColumns];
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        sums[i] = FastExp2(c[m][i / 2][i % 2] - log_sums[m][0]) +
+                  FastExp2(c[m][i / 2][2 + i % 2] - log_sums[m][1]);
+      }
+      float sum = SumSixteen(sums);
+      if (place == 0 && lane == 0) sum = -INFINITY;  // no window's place
+      float own = fmaxf(sum, __shfl_xor_sync(~0u, sum, 4));
+      own = fmaxf(own, __shfl_xor_sync(~0u, own, 1));
+      // The first place behind the block; of the group's last one that is the next group's, which
+      // the block before this group waits for.
+      const float behind = __shfl_sync(~0u, sum, t < 2 ? n * 8 + 2 : (n * 8 + 8) % 32);
+      const bool is_waiting = n == kColumns - 1 && t >= 2;
+      const float block = fmaxf(is_waiting ? pending[m] : own, behind);
+      pending[m] = own;
+      if (lane % 8 != 0 && lane % 8 != 2) continue;
+      if (rows.token[m][0] < 0 || (is_waiting ? is_first : is_last)) continue;
+      const int index = place / kBlockWindows + (is_waiting ? -1 : n * 2 + t / 2);
+      slab.scores[List(rows.token[m][0]) * slab.block_stride + index] = block;
+    }
+  }
 
   // A group's scores to blocks: completes and writes those of the group before, if is_next.
   __device__ void PoolGroup(const float (&c)[kWarpTiles][kColumns][4], int place,
@@ -366,7 +417,6 @@ struct ScoreTile {
     for (int m = 0; m < kWarpTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (r >= TokensOfTile()) break;
         float left[kColumns], right[kColumns];
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
@@ -375,11 +425,7 @@ struct ScoreTile {
           if constexpr (kWalk == Walk::kSumHeads) {
             left[n] = FastExp2(left[n] - log_sums[m][r]);
             right[n] = FastExp2(right[n] - log_sums[m][r]);
-            if (slab.group == 16) {
-              left[n] += FastExp2(c[m][n][2] - log_sums[m][1]);
-              right[n] += FastExp2(c[m][n][3] - log_sums[m][1]);
-            }
-            for (int distance = 4; distance < 4 * min(slab.group, 8); distance *= 2) {
+            for (int distance = 4; distance < 4 * slab.group; distance *= 2) {
               left[n] += __shfl_xor_sync(~0u, left[n], distance);
               right[n] += __shfl_xor_sync(~0u, right[n], distance);
             }
@@ -402,7 +448,7 @@ struct ScoreTile {
 
 // grid: (tiles, kv heads, ranges).
 template <class T, int kKeyDim, Walk kWalk>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     PrefillScoreKernel(SelectBlocksParams params, Slab slab) {
   WaitForPrevious();
   __shared__ KeyTiles<kKeyDim> keys;
@@ -412,6 +458,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const SelectRow last = SelectRowAt(params, segment, tile.first + tile.count - 1);
   if (last.blocks > slab.block_stride) __trap();
   if (last.blocks <= segment.budget.top_k) return;
+  constexpr bool kSixteen = kWalk == Walk::kSumSixteen;
   constexpr int kRange = kWalk == Walk::kProduct ? kProductRange : kSoftmaxRange;
   const int begin = blockIdx.z * kRange;
   // Blocks' last places are those behind them: one group more.
@@ -454,7 +501,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   LaneNorm norms[kWarpTiles][2];
   BlockPool pools[kWarpTiles][2];
   float log_sums[kWarpTiles][2];
-  if constexpr (kWalk == Walk::kSumHeads) work.ReadNorms(log_sums);
+  float pending[kWarpTiles];
+  if constexpr (kWalk == Walk::kSumHeads || kSixteen) work.ReadNorms(log_sums);
 
   int stage = 0;
   for (int first = begin; first < end; first += kKeyTile) {
@@ -471,6 +519,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           q, SharedAddress(keys.bytes[stage]) + (place - first) * KeyTiles<kKeyDim>::kRowBytes, c);
       if constexpr (kWalk == Walk::kNormalise) {
         work.AddNorms(c, place, end_unmasked, norms);
+      } else if constexpr (kSixteen) {
+        work.PoolSixteen(c, place, log_sums, place == begin, place >= begin + kRange, pending);
       } else {
         work.PoolGroup(c, place, log_sums, place > begin, pools);
       }
@@ -479,14 +529,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if constexpr (kWalk == Walk::kNormalise) {
     work.WriteNorms(norms);
-  } else {
+  } else if constexpr (!kSixteen) {
     const int last_group = (end - 1) / kGroupPlaces * kGroupPlaces;
     if (last_group >= begin + kRange) return;  // the next range's
 #pragma unroll
     for (int m = 0; m < kWarpTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (r < work.TokensOfTile()) work.WriteBlocks(m, r, last_group, pools[m][r]);
+        work.WriteBlocks(m, r, last_group, pools[m][r]);
       }
     }
   }
@@ -553,7 +603,9 @@ void Score(const SelectBlocksParams& params, const Slab& slab, cudaStream_t stre
   }
   LaunchKernel(stream, shape_of(kSoftmaxRange), PrefillScoreKernel<T, kKeyDim, Walk::kNormalise>,
                params, slab);
-  LaunchKernel(stream, shape_of(kSoftmaxRange), PrefillScoreKernel<T, kKeyDim, Walk::kSumHeads>,
+  LaunchKernel(stream, shape_of(kSoftmaxRange),
+               slab.group == 16 ? PrefillScoreKernel<T, kKeyDim, Walk::kSumSixteen>
+                                : PrefillScoreKernel<T, kKeyDim, Walk::kSumHeads>,
                params, slab);
 }
 
