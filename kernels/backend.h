@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kernels/ops/compress_keys.h"
+#include "kernels/ops/drive_choice.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/eviction_bias.h"
 #include "kernels/ops/gated_silu.h"
@@ -101,6 +102,7 @@ class Backend {
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;
   virtual void MapPages(const MapPagesParams& params) = 0;
+  virtual void DriveChoice(const DriveChoiceParams& params) = 0;
   virtual void PlaceBlocks(const PlaceBlocksParams& params) = 0;
   virtual void OpenTails(const OpenTailsParams& params) = 0;
   virtual void ListSpills(const ListSpillsParams& params) = 0;

@@ -345,6 +345,15 @@ void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Rang
        .rows = rows_,
        .max_blocks = max_blocks_,
        .key_pages_offset = layer * tables_->keys_layer()});
+  if (options_.driven_reuse < 0.0f || phase != kDecodeRows) return;
+  backend->DriveChoice({.segments = arrays_.select[rule] + range.first,
+                        .num_segments = range.count,
+                        .num_kv_heads = options_.num_kv_heads,
+                        .blocks = selection.blocks.data(),
+                        .counts = selection.counts.data(),
+                        .selection_stride = stride_,
+                        .layer = layer,
+                        .reuse = options_.driven_reuse});
 }
 
 void DeviceAttention::Place(Backend* backend, Rule rule, Range range, int layer, int64_t offset) {

@@ -53,7 +53,9 @@ struct DeviceAttentionOptions {
   int max_segments = 0;
   int max_top_k = 0;  // of any request; 0: all attention is dense
   bool prefetch = true;
-  int copy_ctas = 4;   // that fetch, at most
+  int copy_ctas = 4;  // that fetch, at most
+  // For benches: generated tokens choose at random with this re-use, scores or not; below 0: no.
+  float driven_reuse = -1.0f;
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
   const float* cos = nullptr;  // [max_context, head_dim / 2]
   const float* sin = nullptr;
@@ -136,8 +138,8 @@ class DeviceAttention {
     int history_blocks = 0;  // that come from the host, or from the open block's slot
     int num_spilled = 0;     // blocks that it begins and completes
     bool returns_tail = false;
-    Range end;               // its working set, which moves into the slots
-    int end_list = -1;       // of end_blocks; -1: what its last row has chosen
+    Range end;          // its working set, which moves into the slots
+    int end_list = -1;  // of end_blocks; -1: what its last row has chosen
   };
   // Arrays of the step, as the host writes them.
   struct Lists {

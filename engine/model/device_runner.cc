@@ -134,6 +134,7 @@ absl::Status DeviceRunner::CreateAttention() {
                                            .max_top_k = std::min(options_.max_top_k, max_blocks_),
                                            .prefetch = options_.prefetch,
                                            .copy_ctas = options_.copy_ctas,
+                                           .driven_reuse = options_.driven_reuse,
                                            .row_stride = layers_->qkv_stride(),
                                            .cos = layers_->cos(),
                                            .sin = layers_->sin()},
@@ -390,8 +391,7 @@ int DeviceRunner::Prepare(const StepSegment& segment, const Segment& rows, bool 
     return tables_->Prepare(*kv, EndBlock(rows), on_edge ? CompleteBlocks(rows) : first);
   }
   WaitForWrites(kv, first, segment.attention->budget.local);
-  // The block before is read where it was written, for the window that crosses into this one.
-  return tables_->Prepare(*kv, EndBlock(rows), std::min(first - 1, kv->landed_everywhere()));
+  return tables_->Prepare(*kv, EndBlock(rows), kv->landed_everywhere());
 }
 
 // Slots of all blocks outside the local window of `block` may be victims: they must have landed.

@@ -58,7 +58,8 @@ struct DeviceRunnerOptions {
   int max_slots = 0;          // of a tiered sequence's groups; 0: nothing is tiered
   bool resident = true;       // sequences may live on the device
   bool prefetch = true;
-  int copy_ctas = 4;  // that fetch pages in a step, at most
+  int copy_ctas = 4;           // that fetch pages in a step, at most
+  float driven_reuse = -1.0f;  // see DeviceAttentionOptions
 };
 
 // A decode-only step of `rows` sequences runs as one of this many; all up to max_segments have a

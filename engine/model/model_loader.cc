@@ -131,9 +131,11 @@ absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const Mod
                                           const ForecastHeads* heads, kernels::Backend* backend) {
   LoadedWeights loaded;
   if (!options.random_weights.empty()) {
-    AUGUR_ASSIGN_OR_RETURN(loaded.weights, RandomTransformerWeights(config, kernels::DType::kBF16,
-                                                                    options.random_seed, backend));
-    loaded.origin = absl::StrCat("random", options.random_seed);
+    const bool has_forecast = !options.attention.forecast_heads.empty();
+    AUGUR_ASSIGN_OR_RETURN(
+        loaded.weights, RandomTransformerWeights(config, kernels::DType::kBF16, options.random_seed,
+                                                 has_forecast, backend));
+    loaded.origin = absl::StrCat("random", options.random_seed, has_forecast ? "/forecast" : "");
     return loaded;
   }
   AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
@@ -192,7 +194,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
          .max_top_k = shape.max_top_k,
          .max_slots = residency == ResidencyMode::kDevice ? 0 : shape.num_slots,
          .resident = residency != ResidencyMode::kTiered,
-         .prefetch = options.kv.prefetch},
+         .prefetch = options.kv.prefetch,
+         .copy_ctas = options.kv.copy_ctas,
+         .driven_reuse = options.driven_reuse},
         kv, transfers, clock);
   }
   return TransformerRunner::Create(backend, config, std::move(weights),
@@ -233,7 +237,12 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
     AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   }
   std::optional<ForecastHeads> heads;
-  if (!options.attention.forecast_heads.empty()) {
+  const std::string& forecast_heads = options.attention.forecast_heads;
+  if (!options.random_weights.empty() && !forecast_heads.empty() && forecast_heads != "random") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "forecast_heads: expected random with random_weights, found ", forecast_heads));
+  }
+  if (options.random_weights.empty() && !forecast_heads.empty()) {
     AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
   }
   std::optional<InfinigenBasis> infinigen;
@@ -273,7 +282,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                      .num_slots = model.attention.num_slots(),
                                      .decode_policy = model.attention.choice.decode,
                                      .kv_dtype = kv_dtype,
-                                     .has_forecast = heads.has_value()},
+                                     .has_forecast = !forecast_heads.empty()},
                                     model.kv.get(), device_transfers, clock));
   return model;
 }

@@ -235,6 +235,7 @@ absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& chec
 
 absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& config,
                                                             kernels::DType dtype, uint64_t seed,
+                                                            bool has_forecast,
                                                             kernels::Backend* backend) {
   TransformerWeights weights;
   weights.dtype = dtype;
@@ -270,8 +271,10 @@ absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& c
     LayerWeights layer;
     AUGUR_ASSIGN_OR_RETURN(layer.attention_norm, FloatsInBackend(backend, ones));
     AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm, FloatsInBackend(backend, ones));
-    AUGUR_ASSIGN_OR_RETURN(
-        layer.qkv, linear(config.q_width() + 2 * config.kv_width(), hidden, config.attention_bias));
+    // Forecast heads for the next layer and, in layer 0, for itself.
+    const int heads = !has_forecast || i + 1 == config.num_layers ? 0 : i == 0 ? 2 : 1;
+    AUGUR_ASSIGN_OR_RETURN(layer.qkv, linear(config.q_width() + (2 + heads) * config.kv_width(),
+                                             hidden, config.attention_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.output, linear(hidden, config.q_width(), config.attention_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.gate_up,
                            linear(2 * int64_t{config.intermediate_size}, hidden, config.mlp_bias));

@@ -69,6 +69,7 @@ absl::StatusOr<TransformerWeights> LoadTransformerWeights(const Checkpoint& chec
 // (1 / sqrt(in_features)); norms are 1, biases 0. For benches and for trying a shape.
 absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& config,
                                                             kernels::DType dtype, uint64_t seed,
+                                                            bool has_forecast,
                                                             kernels::Backend* backend);
 
 }  // namespace augur::engine

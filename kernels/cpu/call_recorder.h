@@ -70,6 +70,9 @@ class CallRecorder final : public Backend {
     Keep(&Backend::SampleTokens, params);
   }
   void MapPages(const MapPagesParams& params) override { Keep(&Backend::MapPages, params); }
+  void DriveChoice(const DriveChoiceParams& params) override {
+    Keep(&Backend::DriveChoice, params);
+  }
   void PlaceBlocks(const PlaceBlocksParams& params) override {
     Keep(&Backend::PlaceBlocks, params);
   }

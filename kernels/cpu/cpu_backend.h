@@ -56,6 +56,7 @@ class CpuBackend final : public Backend {
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
   void MapPages(const MapPagesParams& params) override;
+  void DriveChoice(const DriveChoiceParams& params) override;
   void PlaceBlocks(const PlaceBlocksParams& params) override;
   void OpenTails(const OpenTailsParams& params) override;
   void ListSpills(const ListSpillsParams& params) override;

@@ -54,6 +54,7 @@ class CudaBackend final : public Backend {
   void SelectBlocks(const SelectBlocksParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
   void MapPages(const MapPagesParams& params) override;
+  void DriveChoice(const DriveChoiceParams& params) override;
   void PlaceBlocks(const PlaceBlocksParams& params) override;
   void OpenTails(const OpenTailsParams& params) override;
   void ListSpills(const ListSpillsParams& params) override;
