@@ -131,6 +131,7 @@ engine::KvOptions KvOptionsOf(const ServerConfig& config) {
   kv.dtype = config.kv_dtype;
   kv.staging_blocks = static_cast<int>(config.staging_blocks);
   kv.prefetch = config.prefetch;
+  kv.copy_ctas = static_cast<int>(config.copy_ctas);
   kv.recall_every = static_cast<int>(config.recall_every);
   kv.page_check = static_cast<int>(config.page_check);
   kv.copies = {.num_threads = static_cast<int>(config.copy_threads),

@@ -318,6 +318,8 @@ std::vector<Key> TierKeys() {
                  &C::staging_blocks, 0, 1 << 18),
       BoolKey("prefetch", "start copies a layer ahead where the policy foretells them",
               &C::prefetch),
+      IntegerKey("copy_ctas", "with device: cuda, CTAs that fetch pages in a step, at most",
+                 &C::copy_ctas, 1, 64),
       IntegerKey("copy_threads", "threads that copy between the pools", &C::copy_threads, 1, 64),
       IntegerKey("transfer_queue", "copies that may wait for them", &C::transfer_queue, 16384,
                  1 << 20),

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cstdio>
 #include <string>
+#include <utility>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -9,6 +11,7 @@
 #include "kernels/cuda/linear_plans.h"
 #include "kernels/cuda/packed_weight.h"
 #include "kernels/cuda/page_copy.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_selection.h"
 #include "kernels/cuda/small_copy.h"
@@ -16,6 +19,9 @@
 
 namespace augur::kernels {
 namespace {
+
+// From here on memory of the host is a pool: many threads touch it, on the device's memory node.
+constexpr size_t kPinnedPoolBytes = size_t{64} << 20;
 
 class CudaGraph final : public StepGraph {
  public:
@@ -145,6 +151,17 @@ void* CudaBackend::Allocate(size_t bytes) {
 }
 
 void* CudaBackend::AllocateHost(size_t bytes) {
+  if (bytes >= kPinnedPoolBytes) {
+    std::string error;
+    auto pool = PinnedMemory::Create({.bytes = bytes, .device = options_.device}, &error);
+    if (pool == nullptr) {
+      std::fprintf(stderr, "%s\n", error.c_str());
+      return nullptr;
+    }
+    void* const at = pool->data();
+    pinned_[at] = std::move(pool);
+    return at;
+  }
   void* data = nullptr;
   const cudaError_t error = cudaMallocHost(&data, bytes == 0 ? 1 : bytes);
   if (error == cudaErrorMemoryAllocation) {
@@ -157,7 +174,7 @@ void* CudaBackend::AllocateHost(size_t bytes) {
 }
 
 void CudaBackend::Free(void* data) {
-  if (data == nullptr) return;
+  if (data == nullptr || pinned_.erase(data) > 0) return;
   allocations_.erase(static_cast<const std::byte*>(data));
   cudaPointerAttributes attributes;
   AUGUR_CUDA(cudaPointerGetAttributes(&attributes, data));

@@ -23,6 +23,7 @@ namespace augur::kernels {
 
 class DecodeAttention;   // decode_attention.h
 class LinearPlans;       // linear_plans.h
+class PinnedMemory;      // pinned_memory.h
 class PrefillAttention;  // prefill_attention.h
 class PrefillSelection;  // prefill_selection.h
 class WeightStaging;     // packed_weight.h
@@ -109,6 +110,7 @@ class CudaBackend final : public Backend {
   };
   std::vector<TimedLaunch> timed_launches_;
   size_t num_timed_ = 0;  // that have been launched
+  std::map<void*, std::unique_ptr<PinnedMemory>> pinned_;  // large AllocateHosts
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;

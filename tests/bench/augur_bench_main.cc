@@ -14,6 +14,7 @@
 #include "tests/bench/linear_bench.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/tiers_bench.h"
 #include "tests/bench/transfer_bench.h"
 
 namespace augur::bench {
@@ -33,6 +34,7 @@ struct Options {
                           .contexts = {256, 1024, 4096}};
   AttentionBenchOptions attention;
   LinearBenchOptions linear;
+  TiersBenchOptions tiers;
   TransferBenchOptions transfers;
 };
 
@@ -62,6 +64,21 @@ void AddAttentionOptions(CLI::App* command, AttentionBenchOptions* options) {
       ->delimiter(',');
 }
 
+CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
+  CLI::App* command = app->add_subcommand("tiers", "decode over a host pool");
+  command->add_option("--random-weights", options->random_weights, "a config.json")->required();
+  command->add_option("--batches", options->batches, "batch sizes")->delimiter(',');
+  command->add_option("--context", options->context, "tokens behind each sequence");
+  command->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 1500));
+  command->add_option("--reuse", options->reuse, "share of chosen blocks that stay; -1: by scores");
+  command->add_option("--spare-slots", options->spare_slots, "of each group");
+  command->add_option("--copy-ctas", options->copy_ctas, "that fetch, at most");
+  command->add_option("--prefetch", options->prefetch, "0: fetch on need");
+  command->add_option("--policy", options->policy, "dense, sparse or forecast");
+  command->add_option("--residency", options->residency, "tiered or device");
+  return command;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
   app.require_subcommand(1);
@@ -79,6 +96,7 @@ int Main(int argc, char** argv) {
   CLI::App* linear = app.add_subcommand("linear", "matrix products of 8B models, on CUDA");
   CLI::App* ceilings = app.add_subcommand("ceilings", "what a CUDA device can do at best");
   CLI::App* transfers = AddTransferCommand(&app, &options.transfers);
+  CLI::App* tiers = AddTiersCommand(&app, &options.tiers);
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
   for (CLI::App* command : {matmul, all}) {
     command->add_option("--rows", options.rows, "rows of x")->delimiter(',');
@@ -114,6 +132,9 @@ int Main(int argc, char** argv) {
   }
   if ((*matmul || *all) && !backend->IsDevice()) {
     RunMatmulBench(backend.get(), context, options.rows);
+  }
+  if (*tiers) {
+    return RunTiersBench(backend.get(), context, options.tiers, limits) ? 0 : kExitBadCase;
   }
   bool good = true;
   if (*prefill || *all) good = RunPrefillBench(backend.get(), context, options.model, limits);

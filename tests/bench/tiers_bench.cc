@@ -1,0 +1,261 @@
+#include "tests/bench/tiers_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "engine/batcher.h"
+#include "engine/kv_options.h"
+#include "engine/model/model_config.h"
+#include "engine/model/model_loader.h"
+#include "kernels/check.h"
+#include "tests/bench/bench_memory.h"
+
+namespace augur::bench {
+namespace {
+
+using engine::AttentionPolicy;
+
+// MiniCPM4's budget: 1 first block, 33 of the window, 62 chosen.
+constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
+constexpr int kWarmSteps = 8;
+// Positions beyond the context: every batch goes on where the one before has stopped.
+constexpr int kSpareBlocks = 32;
+
+struct Bench {
+  engine::ModelConfig config;
+  memory::SteadyClock clock;
+  engine::AttentionChoice attention;
+  bool tiered = false;
+  engine::LoadedModel model;
+  kernels::DType dtype = kernels::DType::kBF16;
+
+  std::vector<int32_t> ids;
+  std::vector<engine::StepSegment> segments;
+  engine::StepOutputs outputs;
+};
+
+bool Refuse(const absl::Status& status) {
+  std::fprintf(stderr, "augur-bench: %s\n", std::string(status.message()).c_str());
+  return false;
+}
+
+int BlocksOf(const TiersBenchOptions& options) {
+  return engine::BlocksFor(options.context) + kSpareBlocks;
+}
+
+bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* bench) {
+  const auto config = engine::LoadModelConfigFile(options.random_weights);
+  if (!config.ok()) return Refuse(config.status());
+  bench->config = *config;
+  const auto policy = engine::PolicyNamed(options.policy);
+  const auto residency = engine::ResidencyNamed(options.residency);
+  if (!policy.has_value() || !residency.has_value()) {
+    return Refuse(absl::InvalidArgumentError("--policy or --residency: no such name"));
+  }
+  bench->tiered = *residency == engine::ResidencyMode::kTiered;
+  bench->attention = {.prefill = AttentionPolicy::kDense, .decode = *policy, .budget = kBudget};
+  const int most = *std::max_element(options.batches.begin(), options.batches.end());
+  const auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads,
+                                           config->head_dim, kernels::BytesOf(bench->dtype));
+  engine::KvOptions kv;
+  kv.residency = *residency;
+  kv.host_bytes = bench->tiered
+                      ? static_cast<int64_t>(layout.host_block_bytes()) * most * BlocksOf(options)
+                      : 0;
+  kv.prefetch = options.prefetch;
+  kv.copy_ctas = options.copy_ctas;
+  engine::AttentionSettings attention;
+  attention.prefill = bench->attention.prefill;
+  attention.decode = bench->attention.decode;
+  attention.top_k_blocks = kBudget.top_k;
+  attention.init_blocks = kBudget.init;
+  attention.local_blocks = kBudget.local;
+  attention.spare_slots = options.spare_slots;
+  attention.forecast_heads = "random";
+  auto loaded = engine::LoadModel(backend, &bench->clock,
+                                  {.folder = {},
+                                   .random_weights = options.random_weights,
+                                   .max_context = BlocksOf(options) * 64,
+                                   .kv = kv,
+                                   .attention = attention,
+                                   .max_batch = most,
+                                   .max_batched_tokens = most + 64,
+                                   .driven_reuse = options.reuse});
+  if (!loaded.ok()) return Refuse(loaded.status());
+  bench->model = *std::move(loaded);
+  const memory::KvPools& pools = bench->model.kv->store()->pools();
+  FillWithRandom(backend, pools.device, layout.frame_bytes() * pools.num_frames, bench->dtype);
+  return true;
+}
+
+// Sequences that have computed `context` tokens, all of them on the host where they are tiered.
+bool Open(const TiersBenchOptions& options, int batch, Bench* bench) {
+  memory::KvStore* const store = bench->model.kv->store();
+  for (int i = 1; i <= batch; ++i) {
+    const auto id = static_cast<memory::SequenceId>(i);
+    const memory::Residency residency =
+        bench->tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
+    if (!store->Open({.id = id,
+                      .demand = {.residency = residency,
+                                 .selects = bench->attention.selects(),
+                                 .num_slots = kBudget.top_k + options.spare_slots},
+                      .keys = {},
+                      .hits = 0,
+                      .blocks = BlocksOf(options),
+                      .most_blocks = BlocksOf(options)})) {
+      return false;
+    }
+    memory::SequenceKv& kv = store->sequence(id);
+    kv.keyed_blocks = options.context / 64;
+    for (int& blocks : kv.submitted_blocks) blocks = options.context / 64;
+    for (int& blocks : kv.landed_blocks) blocks = options.context / 64;
+  }
+  return true;
+}
+
+void Close(int batch, Bench* bench) {
+  memory::KvStore* const store = bench->model.kv->store();
+  for (int i = 1; i <= batch; ++i) {
+    const auto id = static_cast<memory::SequenceId>(i);
+    if (!store->is_open(id)) continue;
+    bench->model.runner->Leave(&store->sequence(id), /*keep=*/false);
+    store->Release(id);
+  }
+  store->WaitForClosing();
+}
+
+void Step(int batch, int position, Bench* bench) {
+  bench->ids.clear();
+  bench->segments.clear();
+  bench->model.kv->store()->Poll();
+  for (int i = 0; i < batch; ++i) {
+    engine::StepSegment segment;
+    segment.rows = {.first_row = i, .num_rows = 1, .first_position = position};
+    segment.kv = &bench->model.kv->store()->sequence(i + 1);
+    segment.attention = &bench->attention;
+    segment.prompt_tokens = 1;
+    segment.wants_token = true;
+    segment.sampling.temperature = 0;
+    segment.sampling.position = static_cast<uint32_t>(position + 1);
+    const bool goes_on = static_cast<int>(bench->outputs.tokens.size()) == batch;
+    bench->ids.push_back(goes_on ? std::max(0, bench->outputs.tokens[i]) : 3 + i);
+    bench->segments.push_back(segment);
+  }
+  bench->model.runner->Run({.token_ids = bench->ids, .segments = bench->segments}, &bench->outputs);
+}
+
+// What a copy of `bytes` from the host pool reaches through the lane that fetches.
+double LinkBytesPerSecond(kernels::Backend* backend, const Bench& bench, int ctas) {
+  const memory::KvPools& pools = bench.model.kv->store()->pools();
+  const size_t page = pools.layout.page_bytes;
+  const size_t host_pages = size_t(pools.num_host_blocks) * pools.layout.num_groups();
+  const size_t room = size_t(pools.num_frames) * pools.layout.num_groups();
+  const int pages = static_cast<int>(std::min({host_pages, room, (size_t{1} << 30) / page}));
+  auto* list =
+      static_cast<kernels::PageCopy*>(backend->AllocateHost(pages * sizeof(kernels::PageCopy)));
+  AUGUR_CHECK(list != nullptr);
+  const size_t stride = host_pages / pages;  // all over the pool
+  for (int i = 0; i < pages; ++i) {
+    list[i] = {pools.host + i * stride * page, pools.device + i * page};
+  }
+  kernels::Backend* const lane = backend->OnLane(kernels::Lane::kFetch);
+  const double seconds = BestSeconds(3, [&] {
+    lane->CopyPages(
+        {.pages = list, .known_pages = pages, .page_bytes = static_cast<int>(page), .quota = ctas});
+    lane->Synchronize();
+  });
+  backend->Free(list);
+  return static_cast<double>(pages) * static_cast<double>(page) / seconds;
+}
+
+struct Counts {
+  double chosen = 0, reused = 0, fetched = 0, wait_ns = 0;
+};
+
+Counts CountsOf(const memory::ResidencyStats& stats) {
+  Counts counts;
+  for (int layer = 0; layer < stats.num_layers; ++layer) {
+    counts.chosen += static_cast<double>(stats.layers[layer].chosen_blocks);
+    counts.reused += static_cast<double>(stats.layers[layer].reused_blocks);
+    counts.fetched += static_cast<double>(stats.layers[layer].fetched_blocks);
+    counts.wait_ns += static_cast<double>(stats.layers[layer].wait_ns);
+  }
+  return counts;
+}
+
+// Weights, head, compressed keys and pages that a step reads.
+double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int batch) {
+  const engine::ModelConfig& config = bench.config;
+  const double element = static_cast<double>(kernels::BytesOf(bench.dtype));
+  const double hidden = config.hidden_size;
+  const double forecast = options.policy == "forecast" ? config.kv_width() : 0;
+  const double layer = hidden * (2 * config.q_width() + 2 * config.kv_width() + forecast) +
+                       3 * hidden * config.intermediate_size;
+  const double weights = element * (config.num_layers * layer + hidden * config.vocab_size);
+  const double width = element * config.num_layers * config.kv_width();  // of a token's keys
+  const double blocks = options.context / 64.0;
+  const bool selects = bench.attention.selects();
+  const double keys = selects ? width * blocks * kernels::kBlockWindows : 0;
+  const double pages =
+      2 * width * 64 * (selects ? std::min<double>(kBudget.top_k, blocks) : blocks);
+  return weights + batch * (keys + pages);
+}
+
+}  // namespace
+
+bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
+                   const TiersBenchOptions& options, const Ceilings& ceilings) {
+  Bench bench;
+  if (!Load(backend, options, &bench)) return false;
+  const double link = bench.tiered ? LinkBytesPerSecond(backend, bench, options.copy_ctas) : 0;
+  const memory::ResidencyStats& stats = *bench.model.kv->stats();
+  const double page = static_cast<double>(bench.model.kv->store()->pools().layout.page_bytes);
+  for (const int batch : options.batches) {
+    bench.outputs.tokens.clear();
+    if (!Open(options, batch, &bench)) {
+      std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the pools\n", batch,
+                   options.context);
+      Close(batch, &bench);
+      continue;
+    }
+    int position = options.context;
+    for (int i = 0; i < kWarmSteps; ++i) Step(batch, position++, &bench);
+    const Counts before = CountsOf(stats);
+    const double seconds = BestSeconds(1, [&] {
+      for (int i = 0; i < options.steps; ++i) Step(batch, position++, &bench);
+    });
+    Counts counts = CountsOf(stats);
+    Close(batch, &bench);
+    const double step = seconds / options.steps;
+    const double bytes = DeviceBytes(options, bench, batch);
+    const double device_ms = bytes / ceilings.read_bytes_per_second(bytes) * 1e3;
+    const double fetched = (counts.fetched - before.fetched) / options.steps;
+    const double chosen = counts.chosen - before.chosen;
+    BenchRecord record(context, "tiers");
+    record.Add("model", options.random_weights.substr(options.random_weights.rfind('/') + 1))
+        .Add("policy", options.policy)
+        .Add("residency", options.residency)
+        .Add("prefetch", int64_t{options.prefetch})
+        .Add("spare_slots", int64_t{options.spare_slots})
+        .Add("context", int64_t{options.context})
+        .Add("batch", int64_t{batch})
+        .Add("reuse_asked", static_cast<double>(options.reuse))
+        .Add("ms_per_step", step * 1e3)
+        .Add("tokens_per_s", batch / step)
+        .Add("device_floor_ms", device_ms);
+    if (bench.tiered) {
+      record.Add("reuse", chosen > 0 ? (counts.reused - before.reused) / chosen : 0.0)
+          .Add("fetched_mb", fetched * page / 1e6)
+          .Add("link_floor_ms", fetched * page / link * 1e3)
+          .Add("link_gb_per_s", link / 1e9)
+          .Add("wait_ms", (counts.wait_ns - before.wait_ns) / options.steps / 1e6)
+          .Add("copy_ctas", int64_t{options.copy_ctas});
+    }
+    record.Print();
+  }
+  return true;
+}
+
+}  // namespace augur::bench

@@ -1,0 +1,34 @@
+// Decode of sequences whose history lies in the host pool, beside what the device and the link can
+// do: policies, prefetch, spare slots and re-use of blocks from token to token. Histories are made
+// up: the pools' bytes are random on the device and zero on the host, and which blocks a token
+// chooses is drawn (kernels/ops/drive_choice.h), though scores are computed as ever.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/model_bench.h"
+
+namespace augur::bench {
+
+struct TiersBenchOptions {
+  std::string random_weights;  // a config.json
+  std::vector<int> batches = {1, 4, 8};
+  int context = 131072;  // tokens behind each sequence; a multiple of 64
+  int steps = 256;       // timed, after some that fill the slots
+  float reuse = 0.8f;    // of chosen blocks; below 0: what scores choose
+  int spare_slots = 0;
+  int copy_ctas = 4;
+  bool prefetch = true;
+  std::string policy = "forecast";   // of all tokens: dense, sparse or forecast
+  std::string residency = "tiered";  // or device
+};
+
+// False, with a line on stderr, when the model cannot be loaded. Batches that the pools are too
+// small for are left out with a line that says so.
+bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
+                   const TiersBenchOptions& options, const Ceilings& ceilings);
+
+}  // namespace augur::bench
