@@ -402,10 +402,11 @@ struct ScoreTile {
       const bool is_waiting = n == kColumns - 1 && t >= 2;
       const float block = fmaxf(is_waiting ? pending[m] : own, behind);
       pending[m] = own;
-      if (lane % 8 != 0 && lane % 8 != 2) continue;
-      if (rows.token[m][0] < 0 || (is_waiting ? is_first : is_last)) continue;
-      const int index = place / kBlockWindows + (is_waiting ? -1 : n * 2 + t / 2);
-      slab.scores[List(rows.token[m][0]) * slab.block_stride + index] = block;
+      const bool is_writer = lane % 8 == 0 || lane % 8 == 2;
+      if (is_writer && rows.token[m][0] >= 0 && !(is_waiting ? is_first : is_last)) {
+        const int index = place / kBlockWindows + (is_waiting ? -1 : n * 2 + t / 2);
+        slab.scores[List(rows.token[m][0]) * slab.block_stride + index] = block;
+      }
     }
   }
 
@@ -502,6 +503,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   BlockPool pools[kWarpTiles][2];
   float log_sums[kWarpTiles][2];
   float pending[kWarpTiles];
+#pragma unroll
+  for (float& block : pending) block = -INFINITY;
   if constexpr (kWalk == Walk::kSumHeads || kSixteen) work.ReadNorms(log_sums);
 
   int stage = 0;
