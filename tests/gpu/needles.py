@@ -1,6 +1,6 @@
 """200 needle questions of 1K to 7K tokens, asked of a running daemon; and one run's answers against another's.
 
-usage: needles.py ask --server HOST:PORT --stubs DIR --out FILE [--quick]
+usage: needles.py ask --server HOST:PORT --stubs DIR --out FILE [--quick] [--alone]
        needles.py compare EXPECTED FOUND [--differences FILE]
 
 `ask` asks every question alone (greedy), then all at once, then a quarter of them with temperature and a seed, alone
@@ -72,6 +72,12 @@ def ask(arguments):
         questions = questions[:8]
     asker = Asker(arguments.server, arguments.stubs)
     alone = [asker.ask(question) for question in questions]
+    if arguments.alone:
+        result = {"answers": alone, "right": sum(map(is_right, questions, alone)), "questions": len(questions)}
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+        print(json.dumps({key: value for key, value in result.items() if key != "answers"}))
+        return True
     at_once = asker.ask_at_once(questions, seeded=False)
     some = questions[:SAMPLED]
     sampled = [asker.ask(question, seed) for seed, question in enumerate(some)]
@@ -110,6 +116,7 @@ def main():
     for name in ("--server", "--stubs", "--out"):
         command.add_argument(name, required=True)
     command.add_argument("--quick", action="store_true")
+    command.add_argument("--alone", action="store_true", help="only each question alone, greedy")
     command.set_defaults(run=ask)
     command = commands.add_parser("compare")
     command.add_argument("expected")
