@@ -539,6 +539,7 @@ void Launch(const SelectBlocksParams& params, cudaStream_t stream) {
   AUGUR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)));
   const int items = params.phase == Phase::kDecode ? params.num_segments : params.rows;
+  AUGUR_CHECK(items < 1 << 16);  // of a grid's second dimension
   LaunchKernel(stream,
                {.grid = dim3(kCtas, items, params.num_kv_heads),
                 .block = dim3(kThreads),
