@@ -143,8 +143,8 @@ void CpuBackend::ScoreCandidates(const SelectBlocksParams& params, const SelectI
   span.q_stride = params.q_stride;
   span.q = params.q + size_t(segment.rows.first_row + item.first_token) * span.q_stride +
            item.kv_head * params.heads_per_group * params.key_dim;
-  span.pages = segment.key_pages + params.key_pages_offset +
-               int64_t{item.kv_head} * segment.key_page_stride;
+  span.pages =
+      segment.key_pages + params.key_pages_offset + int64_t{item.kv_head} * segment.key_page_stride;
   span.scores = scratch.scores.floats();
   span.block_scores = scratch.block_scores.data();
   span.scratch = thread_scratch_[thread].floats();

@@ -1,10 +1,9 @@
-#include "kernels/cuda/decode_selection.h"
-
 #include <cooperative_groups.h>
 
 #include <algorithm>
 
 #include "kernels/check.h"
+#include "kernels/cuda/decode_selection.h"
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/select_row.h"
@@ -35,19 +34,19 @@ using Norm = float2;
 
 struct DecodeShared {
   const std::byte* tiles[kChunkTiles];
-  Norm chunk[kSelectMaxHeads];         // of the chunk whose scores are here
-  Norm own[kSelectMaxHeads];           // of this CTA's chunks so far
-  Norm ctas[kCtas][kSelectMaxHeads];   // of all CTAs
-  Norm total[kSelectMaxHeads];         // largest score, and 1 / sum
+  Norm chunk[kSelectMaxHeads];        // of the chunk whose scores are here
+  Norm own[kSelectMaxHeads];          // of this CTA's chunks so far
+  Norm ctas[kCtas][kSelectMaxHeads];  // of all CTAs
+  Norm total[kSelectMaxHeads];        // largest score, and 1 / sum
   float unscale[kSelectMaxHeads];
   TeamScratch<kWarps> team;
 };
 
 // Dynamic shared memory, in this order.
 struct DecodeBuffers {
-  std::byte* q;      // two parts [heads][QStride], or float [heads][key_dim]
-  float* scores;     // [heads][kScoreStride]
-  float* blocks;     // [stride], in the first CTA: the largest score of each block's own places
+  std::byte* q;       // two parts [heads][QStride], or float [heads][key_dim]
+  float* scores;      // [heads][kScoreStride]
+  float* blocks;      // [stride], in the first CTA: the largest score of each block's own places
   float* neighbours;  // [stride]: of each block the one place that a neighbour pools as well
 };
 
@@ -255,8 +254,8 @@ __device__ void FindTiles(const SelectBlocksParams& params, const Share& share, 
   if (i >= num_tiles) return;
   const int place = (first_tile + i) * kTilePlaces;
   const int key_bytes = params.key_dim * static_cast<int>(sizeof(T));
-  const std::byte* tile = share.pages[place / params.keys_per_page] +
-                          int64_t{place % params.keys_per_page} * key_bytes;
+  const std::byte* tile =
+      share.pages[place / params.keys_per_page] + int64_t{place % params.keys_per_page} * key_bytes;
   shared.tiles[i] = tile;
   if (i < kTilesAhead && key_bytes % 16 == 0) PrefetchTile(tile, kTilePlaces * key_bytes);
 }
@@ -268,8 +267,8 @@ __device__ void ScoreChunk(const SelectBlocksParams& params, const Share& share,
   __syncthreads();
   const int first_place = first_tile * kTilePlaces, places = num_tiles * kTilePlaces;
   if constexpr (kKeyDim > 0) {
-    TensorScorer<T, kKeyDim, kColumns>{params,    shared,    buffers.q, buffers.scores,
-                                       share.row, places / kUnitPlaces, first_place}
+    TensorScorer<T, kKeyDim, kColumns>{
+        params, shared, buffers.q, buffers.scores, share.row, places / kUnitPlaces, first_place}
         .ScoreAll();
   } else {
     ScoreOneByOne<T>(params, shared, share.row, reinterpret_cast<const float*>(buffers.q),
@@ -290,8 +289,7 @@ __device__ void ExponentiateChunk(int heads, int places, float* scores, DecodeSh
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int vector = i * 32 + lane;
-      s[i] = vector * 4 < places ? row[vector]
-                                 : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      s[i] = vector * 4 < places ? row[vector] : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
       largest = fmaxf(fmaxf(fmaxf(s[i].x, s[i].y), fmaxf(s[i].z, s[i].w)), largest);
     }
     largest = WarpMax(largest);
@@ -389,8 +387,8 @@ __device__ void PoolChunk(const SelectBlocksParams& params, const SelectRow& row
   const int lane = threadIdx.x % 32;
   for (int tile = threadIdx.x / 32; tile * kTilePlaces < places; tile += kWarps) {
     const float last = score_at(tile * kTilePlaces + lane + 32);
-    const float largest = WarpMax(fmaxf(fmaxf(score_at(tile * kTilePlaces + lane), last),
-                                        -INFINITY));
+    const float largest =
+        WarpMax(fmaxf(fmaxf(score_at(tile * kTilePlaces + lane), last), -INFINITY));
     const int block = first_place / kTilePlaces + tile;
     if (lane == 0) blocks[block] = largest;
     if (lane == 31) neighbours[block] = last;  // the block behind pools it
@@ -467,8 +465,8 @@ __global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(kThreads, 2)
   const int64_t list = q_row * params.num_kv_heads + kv_head;
   cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank());
-  Share share{KeyPagesOf(params, segment, kv_head), SelectRowAt(params, segment, token), kv_head,
-              0, 0};
+  Share share{KeyPagesOf(params, segment, kv_head), SelectRowAt(params, segment, token), kv_head, 0,
+              0};
   if (share.row.blocks > block_stride) __trap();
   if (share.row.blocks <= segment.budget.top_k) {
     if (rank == 0) SelectAll<kWarps>(params, share.row, list);
@@ -539,6 +537,7 @@ void Launch(const SelectBlocksParams& params, cudaStream_t stream) {
   AUGUR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)));
   const int items = params.phase == Phase::kDecode ? params.num_segments : params.rows;
+  AUGUR_CHECK(items < 1 << 16);  // of a grid's second dimension
   LaunchKernel(stream,
                {.grid = dim3(kCtas, items, params.num_kv_heads),
                 .block = dim3(kThreads),

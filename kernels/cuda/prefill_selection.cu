@@ -1,5 +1,3 @@
-#include "kernels/cuda/prefill_selection.h"
-
 #include <algorithm>
 #include <bit>
 
@@ -7,6 +5,7 @@
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prefill_mma.h"
+#include "kernels/cuda/prefill_selection.h"
 #include "kernels/cuda/select_row.h"
 
 namespace augur::kernels {
@@ -29,8 +28,8 @@ constexpr int kProductRange = 1024;
 constexpr float kLog2E = 1.44269504088896341f;
 
 enum class Walk {
-  kNormalise,  // softmax: each row's largest score and sum of exponentials, by range
-  kSumHeads,   // softmax: sums of the heads' shares
+  kNormalise,   // softmax: each row's largest score and sum of exponentials, by range
+  kSumHeads,    // softmax: sums of the heads' shares
   kSumSixteen,  // likewise of 16 heads, one product high
   kProduct,
 };
@@ -482,19 +481,18 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   QueryFragments<T, kKeyDim> q;
   const float factor = kWalk == Walk::kProduct ? 1.0f : params.scale * kLog2E;
-  const bool is_aligned = params.q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(params.q) % 8 == 0;
+  const bool is_aligned =
+      params.q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(params.q) % 8 == 0;
 #pragma unroll
   for (int m = 0; m < kWarpTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int token = work.rows.token[m][r];
-      const float* from = token < 0 ? nullptr
-                                    : params.q +
-                                          int64_t{segment.rows.first_row + tile.first + token} *
-                                              params.q_stride +
-                                          (work.kv_head * params.heads_per_group +
-                                           work.rows.head[m][r]) *
-                                              kKeyDim;
+      const float* from =
+          token < 0
+              ? nullptr
+              : params.q + int64_t{segment.rows.first_row + tile.first + token} * params.q_stride +
+                    (work.kv_head * params.heads_per_group + work.rows.head[m][r]) * kKeyDim;
       LoadQueryRow<T, kKeyDim>(from, is_aligned, factor, m, r, q);
     }
   }
@@ -662,10 +660,10 @@ void PrefillSelection::Run(const SelectBlocksParams& params, cudaStream_t stream
   slab.block_stride = (max_blocks + 127) / 128 * 128;
   slab.num_ranges = (max_blocks * kBlockWindows + kSoftmaxRange - 1) / kSoftmaxRange;
   const size_t score_bytes = size_t(params.num_kv_heads) * slab.block_stride * sizeof(float);
-  const size_t norm_bytes = params.rule == ScoreRule::kProduct
-                                ? 0
-                                : size_t(params.num_kv_heads) * slab.num_ranges * slab.group *
-                                      sizeof(float2);
+  const size_t norm_bytes =
+      params.rule == ScoreRule::kProduct
+          ? 0
+          : size_t(params.num_kv_heads) * slab.num_ranges * slab.group * sizeof(float2);
   const int most_rows = static_cast<int>(
       std::min<size_t>(scratch_bytes_ / (score_bytes + norm_bytes), size_t{1} << 20));
   AUGUR_CHECK(most_rows > 0);

@@ -16,7 +16,7 @@ void CudaBackend::SelectBlocks(const SelectBlocksParams& params) {
   AUGUR_CHECK(params.keys_per_block == kBlockWindows || params.keys_per_block == kBlockTokens);
   AUGUR_CHECK(params.keys_per_page > 0 && params.keys_per_page % 64 == 0);
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
-  if (params.num_segments == 0 || params.rows == 0) return;
+  if (params.num_segments == 0) return;
   if (params.phase == Phase::kPrefill && PrefillSelection::Serves(params)) {
     AUGUR_CHECK(prefill_selection_ != nullptr);  // the main order and the lane of selection
     prefill_selection_->Run(params, stream_);

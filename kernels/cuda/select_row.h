@@ -108,9 +108,11 @@ __device__ uint2 KeyRange(const uint32_t* keys, int n, TeamScratch<kWarps>& scra
     // 0, which is no candidate's, becomes the largest number.
     least = min(min(min(k.x - 1, k.y - 1), min(k.z - 1, k.w - 1)), least);
   }
-  const uint2 range = FoldTeam<kWarps>(
-      uint2{__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, most)}, 0, scratch,
-      [](uint2 a, uint2 b) { return uint2{min(a.x, b.x), max(a.y, b.y)}; });
+  const uint2 range =
+      FoldTeam<kWarps>(uint2{__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, most)}, 0,
+                       scratch, [](uint2 a, uint2 b) {
+                         return uint2{min(a.x, b.x), max(a.y, b.y)};
+                       });
   return {range.x + 1, range.y};
 }
 
@@ -132,7 +134,9 @@ __device__ uint3 CountAbove(const uint32_t* keys, int n, uint32_t low, uint32_t 
   }
   const uint2 counts = FoldTeam<kWarps>(
       uint2{__reduce_add_sync(~0u, one | two << 16), __reduce_add_sync(~0u, three)}, turn, scratch,
-      [](uint2 a, uint2 b) { return uint2{a.x + b.x, a.y + b.y}; });
+      [](uint2 a, uint2 b) {
+        return uint2{a.x + b.x, a.y + b.y};
+      });
   return {counts.x & 0xffff, counts.x >> 16, counts.y};
 }
 

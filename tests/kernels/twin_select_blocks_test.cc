@@ -362,8 +362,7 @@ TEST(TwinSelectBlocksTest, ChoosesTheBestAtEveryLength) {
       for (const int tokens : {1, 63, 64, 65, 450, 511, 513, 1000, 2049, 4097}) {
         const Sequence sequence(*backend, shape, tokens, tokens);
         for (const Phase phase : {Phase::kDecode, Phase::kPrefill}) {
-          const Lists lists =
-              Select(*backend, {{&sequence, tokens - 1, 1}}, {.phase = phase});
+          const Lists lists = Select(*backend, {{&sequence, tokens - 1, 1}}, {.phase = phase});
           for (int h = 0; h < shape.num_kv_heads; ++h) {
             CheckList(sequence, tokens - 1, h, lists[h]);
             if (::testing::Test::HasFatalFailure()) {
@@ -390,10 +389,10 @@ TEST(TwinSelectBlocksTest, LongContexts) {
         const Sequence sequence(*backend, shape, tokens, 3);
         const int first = tokens - 3;
         for (const Phase phase : {Phase::kDecode, Phase::kPrefill}) {
-          const Lists lists = phase == Phase::kDecode
-                                  ? Select(*backend, OneByOne(sequence, first, tokens),
-                                           {.phase = phase})
-                                  : Select(*backend, {{&sequence, first, 3}}, {.phase = phase});
+          const Lists lists =
+              phase == Phase::kDecode
+                  ? Select(*backend, OneByOne(sequence, first, tokens), {.phase = phase})
+                  : Select(*backend, {{&sequence, first, 3}}, {.phase = phase});
           for (size_t i = 0; i < lists.size(); ++i) {
             CheckList(sequence, first + static_cast<int>(i) / 2, i % 2, lists[i]);
             if (::testing::Test::HasFatalFailure()) {
@@ -414,7 +413,7 @@ TEST(TwinSelectBlocksTest, ARowDependsOnItselfAlone) {
       const Sequence a(*backend, shape, 3000, 1), b(*backend, shape, 700, 2),
           c(*backend, shape, 5000, 3), d(*backend, shape, 64, 4);
       for (const Phase phase : {Phase::kDecode, Phase::kPrefill}) {
-        std::vector<Piece> pieces = {{&a, 2999, 1}, {&b, 699, 0}, {&b, 698, 1}, {&d, 3, 1},
+        std::vector<Piece> pieces = {{&a, 2999, 1}, {&b, 699, 0},  {&b, 698, 1}, {&d, 3, 1},
                                      {&c, 4999, 1}, {&a, 1000, 0}, {&a, 2998, 1}};
         if (phase == Phase::kPrefill) {
           pieces[2] = {&b, 400, 300};
