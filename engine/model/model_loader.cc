@@ -50,12 +50,14 @@ int StagingBlocks(const KvOptions& kv, int max_top_k) {
 absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& backend,
                                                      const ModelConfig& config,
                                                      kernels::DType kv_dtype,
-                                                     const ModelOptions& options, int max_top_k) {
+                                                     const ModelOptions& options, int max_top_k,
+                                                     bool value_sums) {
   const KvOptions& kv = options.kv;
   const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
   plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
-                                     kernels::BytesOf(kv_dtype), config.has_eviction_heads);
+                                     kernels::BytesOf(kv_dtype), config.has_eviction_heads,
+                                     value_sums);
   if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "
@@ -165,6 +167,7 @@ struct RunnerShape {
   int max_top_k = 0;
   kernels::DType kv_dtype = kernels::DType::kF32;
   bool has_forecast = false;
+  ValueSampling values;
 };
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
@@ -189,7 +192,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
                                     .staging_blocks = StagingBlocks(options.kv, shape.max_top_k),
                                     .prefetch = options.kv.prefetch,
                                     .recall_every = options.kv.recall_every,
-                                    .compute_threads = options.compute_threads},
+                                    .compute_threads = options.compute_threads,
+                                    .values = shape.values},
                                    kv, clock);
 }
 
@@ -206,6 +210,10 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   LoadedModel model;
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
+  AUGUR_ASSIGN_OR_RETURN(model.attention.values,
+                         ResolveValues(options.attention.values, config.num_layers,
+                                       options.kv.residency, backend->IsDevice()));
+  model.attention.choice.values.sampled = model.attention.values.sampled;
   if (backend->IsDevice()) {
     AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention.choice));
   }
@@ -231,7 +239,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
 
   const kernels::DType kv_dtype = options.kv.dtype.value_or(loaded.weights.dtype);
   AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
-                         PlanKvMemory(*backend, config, kv_dtype, options, max_top_k));
+                         PlanKvMemory(*backend, config, kv_dtype, options, max_top_k,
+                                      model.attention.values.needs_value_sums()));
   AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan));
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
@@ -249,7 +258,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                     {.max_context = model.max_context,
                                      .max_top_k = max_top_k,
                                      .kv_dtype = kv_dtype,
-                                     .has_forecast = heads.has_value()},
+                                     .has_forecast = heads.has_value(),
+                                     .values = model.attention.values},
                                     model.kv.get(), clock));
   return model;
 }

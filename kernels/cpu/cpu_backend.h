@@ -161,6 +161,7 @@ class CpuBackend final : public Backend {
   void PlanTokenLists(const PagedAttentionParams& params, int first, int count);
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
+  const int32_t* SampledBlocks(const SampledAttentionParams& params, const SampledItem& item) const;
   void ScoreSampled(const SampledAttentionParams& params);
   void DrawAndGather(const SampledAttentionParams& params, const SampledItem& item,
                      DrawScratch& scratch) const;
@@ -189,6 +190,7 @@ class CpuBackend final : public Backend {
   std::vector<SampledItem> sampled_items_;         // kept for its capacity
   std::vector<ScoreItem> score_items_;             // likewise
   std::vector<SampledCounts> item_counts_;         // likewise
+  std::vector<int32_t> every_block_;               // 0, 1, ...: of lists that name no blocks
 };
 
 // Below this many floats an item costs less than handing it to another thread (about a

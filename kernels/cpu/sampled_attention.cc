@@ -40,6 +40,16 @@ size_t PaddedFloats(size_t count) { return (count + 15) / 16 * 16; }
 
 }  // namespace
 
+// Of the entries that the call's lists begin with.
+const int32_t* CpuBackend::SampledBlocks(const SampledAttentionParams& params,
+                                         const SampledItem& item) const {
+  const SampledSegment& segment = params.segments[item.segment];
+  if (segment.blocks == nullptr) {
+    return every_block_.data() + (segment.keys != nullptr ? params.first_entry : 0);
+  }
+  return segment.blocks + size_t(item.kv_head) * segment.list_stride;
+}
+
 // Keys of all items, in runs of entries.
 void CpuBackend::ScoreSampled(const SampledAttentionParams& params) {
   const int heads = params.num_q_heads / params.num_kv_heads;
@@ -60,7 +70,7 @@ void CpuBackend::ScoreSampled(const SampledAttentionParams& params) {
     span.q = params.q + size_t(segment.row) * params.q_stride +
              size_t(item.kv_head) * heads * params.head_dim;
     span.keys = segment.keys + list;
-    span.blocks = segment.blocks + list;
+    span.blocks = SampledBlocks(params, item);
     if (segment.biases != nullptr) span.biases = segment.biases + list;
     span.scores = item.scores + size_t(params.first_entry) * kBlockTokens;
     span.scratch = score_scratch_[thread].floats();
@@ -80,7 +90,7 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
                           DrawScratch& scratch) const {
   const SampledSegment& segment = params.segments[item.segment];
   const int heads = params.num_q_heads / params.num_kv_heads;
-  const int32_t* blocks = segment.blocks + size_t(item.kv_head) * segment.list_stride;
+  const int32_t* blocks = SampledBlocks(params, item);
   DrawSource source{{segment.seed, segment.choice_index, static_cast<uint32_t>(segment.position),
                      static_cast<uint32_t>(params.layer), static_cast<uint32_t>(item.kv_head)},
                     params.forced_offset};
@@ -157,6 +167,7 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
   const SampledSegment& segment = params.segments[item.segment];
   const int heads = static_cast<int>(scratch.group.size());
   const size_t list = size_t(item.kv_head) * segment.list_stride;
+  const int32_t* blocks = SampledBlocks(params, item);
   const int entries = segment.counts[item.kv_head];
   const int padded = PaddedHeadDim(params.head_dim);
   const bool has_variate =
@@ -174,7 +185,7 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
       // The entry's mass beyond what was drawn of it goes to the mean of its values.
       const float* sum = segment.value_sums[list + entry];
       const int visible = std::min(
-          kBlockTokens, segment.position - segment.blocks[list + entry] * kBlockTokens + 1);
+          kBlockTokens, segment.position - blocks[entry] * kBlockTokens + 1);
       for (int g = 0; g < heads; ++g) {
         const HeadDistribution& head = scratch.group[g];
         if (head.whole() == 0) continue;
@@ -226,6 +237,15 @@ void CpuBackend::SampledAttention(const SampledAttentionParams& params) {
   for (AlignedBuffer& buffer : score_scratch_) {
     if (buffer.bytes() < scratch_bytes) buffer = AlignedBuffer(scratch_bytes);
     AUGUR_CHECK(buffer.data() != nullptr);
+  }
+  for (int s = 0; s < params.num_segments; ++s) {
+    const SampledSegment& segment = params.segments[s];
+    if (segment.row < 0 || segment.blocks != nullptr) continue;
+    const int most = params.first_entry +
+                     *std::max_element(segment.counts, segment.counts + params.num_kv_heads);
+    for (int block = static_cast<int>(every_block_.size()); block < most; ++block) {
+      every_block_.push_back(block);
+    }
   }
   for (int first = 0; first < params.num_segments;) {
     sampled_items_.clear();

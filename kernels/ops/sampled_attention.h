@@ -46,7 +46,8 @@ struct SampledSegment {
   // halves of a page need not lie together: values may be in host memory while keys are not.
   const std::byte* const* keys = nullptr;
   const std::byte* const* values = nullptr;
-  const int32_t* blocks = nullptr;       // [num_kv_heads][list_stride], ascending
+  // [num_kv_heads][list_stride], ascending. Null: entry e is block e.
+  const int32_t* blocks = nullptr;
   const int32_t* counts = nullptr;       // [num_kv_heads] entries, at least 1
   const float* const* biases = nullptr;  // [num_kv_heads][list_stride], 64 floats each; null: none
   // [num_kv_heads][list_stride]: sum of the values of the entry's tokens up to `position`, head_dim
