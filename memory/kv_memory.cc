@@ -52,9 +52,8 @@ KvMemory::KvMemory(kernels::Backend* backend, const KvMemoryOptions& options)
 KvMemory::~KvMemory() {
   store_.reset();
   transfers_.reset();  // copies under way end before the memory goes
-  for (std::byte* pool :
-       {pools_.device, pools_.host, pools_.host_keys, pools_.host_biases, pools_.host_sums,
-        pools_.staging}) {
+  for (std::byte* pool : {pools_.device, pools_.host, pools_.host_keys, pools_.host_biases,
+                          pools_.host_sums, pools_.staging}) {
     if (pool != nullptr) backend_->Free(pool);
   }
 }

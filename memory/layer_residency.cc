@@ -167,9 +167,8 @@ void LayerResidency::NoteValueRows(SequenceKv* kv, int layer, const int32_t* blo
       if (slot < 0 || limits_.value_fetch != ValueFetch::kAuto) continue;
       kv->slot_costs[index] += static_cast<float>(LinkNs(static_cast<double>(bytes)));
       if (kv->slot_costs[index] < static_cast<float>(LinkNs(static_cast<double>(half)))) continue;
-      copies_.push_back(
-          {pools_.host_page(kv->host_blocks[block], layer, head) + half,
-           kv->slot_page(pools_, layer, head, slot) + half, half});
+      copies_.push_back({pools_.host_page(kv->host_blocks[block], layer, head) + half,
+                         kv->slot_page(pools_, layer, head, slot) + half, half});
       kv->slot_has_values[index] = 1;
     }
   }

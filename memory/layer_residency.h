@@ -32,7 +32,8 @@ namespace augur::memory {
 
 // What becomes of the values of a block that a sampled token fetched for its keys.
 enum class ValueFetch {
-  kAuto,   // rows are read from the host page until they have cost what the V half would; then it moves
+  kAuto,   // rows are read from the host page until they have cost what the V half would; then it
+           // moves
   kRows,   // rows are read from the host page, always
   kWhole,  // K and V move together
 };
@@ -81,17 +82,17 @@ class LayerResidency {
   LayerResidency(KvStore* store, const ResidencyLimits& limits, ResidencyStats* stats,
                  const Clock* clock);
 
-  // Before a decode row's step: V halves that were on their way have arrived, and its tail block has
-  // a slot in every group.
+  // Before a decode row's step: V halves that were on their way have arrived, and its tail block
+  // has a slot in every group.
   void PrepareTail(SequenceKv* kv, int position, const ForcedBlocks& forced);
 
   // Plans all rows of `layer` (>= 1, tiered sequences) and starts the copies. kPrefetch and kFetch
   // once each a layer and step at most, a row in one of them.
   void Request(int layer, TransferKind kind, std::span<const BlockRequest> rows);
   void WaitForLayer(int layer);
-  // Rows of values that a sampled token read of each entry ([kv heads][stride]; `blocks` null: entry
-  // e is block e): counts those that
-  // came from host pages and moves V halves where that pays by now.
+  // Rows of values that a sampled token read of each entry ([kv heads][stride]; `blocks` null:
+  // entry e is block e): counts those that came from host pages and moves V halves where that pays
+  // by now.
   void NoteValueRows(SequenceKv* kv, int layer, const int32_t* blocks, const int32_t* counts,
                      const int32_t* entry_rows, int stride);
 

@@ -57,7 +57,8 @@ struct ResidencyStats {
   Histogram stack_distance{PowerOfTwoBounds(4096)};
 
   // Sampled attention. Draws with repetitions and distinct rows of a query head, summed over heads;
-  // distinct rows of a kv head: rows of values that were read; those of them that lay in host pages.
+  // distinct rows of a kv head: rows of values that were read; those of them that lay in host
+  // pages.
   Counter sampled_draws{0};
   Counter sampled_rows{0};
   Counter sampled_distinct_rows{0};

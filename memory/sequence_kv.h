@@ -43,9 +43,9 @@ struct SequenceKv {
   // host page, and what they have cost since (nanoseconds on the link) is added up here.
   std::vector<uint8_t> slot_has_values;
   std::vector<float> slot_costs;
-  int keyed_blocks = 0;                 // blocks whose compressed keys are on the device
-  int biased_blocks = 0;                // blocks whose eviction biases are
-  int summed_blocks = 0;                // blocks whose sums of values are
+  int keyed_blocks = 0;   // blocks whose compressed keys are on the device
+  int biased_blocks = 0;  // blocks whose eviction biases are
+  int summed_blocks = 0;  // blocks whose sums of values are
 
   // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
   std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens

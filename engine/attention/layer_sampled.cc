@@ -176,8 +176,7 @@ void LayerWorker::AddSampledDense(const Piece& piece, int row, int layer) {
   for (int head = 0; head < options_.num_kv_heads; ++head) {
     whole_counts_.push_back(blocks);
     for (int block = 0; block < blocks; ++block) {
-      const std::byte* page =
-          piece.segment->kv->resident_page(store_->pools(), layer, head, block);
+      const std::byte* page = piece.segment->kv->resident_page(store_->pools(), layer, head, block);
       sampled_keys_.push_back(page);
       sampled_values_.push_back(page + half);
     }
@@ -198,8 +197,8 @@ void LayerWorker::AddSampledSelection(const Piece& piece, int row, int layer) {
   for (int head = 0; has_biases() && head < options_.num_kv_heads; ++head) {
     for (int entry = 0; entry < segment->counts[head]; ++entry) {
       const size_t place = list_at(row, head) + entry;
-      selection.biases[place] = piece.segment->kv->block_biases(store_->pools(), layer, head,
-                                                                selection.blocks[place]);
+      selection.biases[place] =
+          piece.segment->kv->block_biases(store_->pools(), layer, head, selection.blocks[place]);
     }
     segment->biases = selection.biases.data() + at;
   }
@@ -308,8 +307,8 @@ void LayerWorker::AttendSampledInPlace(int layer, const float* qkv, float* atten
       const size_t at = list_at(row, head);
       const int count = selection.counts[size_t(row) * options_.num_kv_heads + head];
       for (size_t place = at; place < at + count; ++place) {
-        const std::byte* page = piece.segment->kv->resident_page(store_->pools(), layer, head,
-                                                                 selection.blocks[place]);
+        const std::byte* page =
+            piece.segment->kv->resident_page(store_->pools(), layer, head, selection.blocks[place]);
         selection.pages[place] = page;
         selection.values[place] = page + half;
       }

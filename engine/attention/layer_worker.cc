@@ -149,8 +149,7 @@ void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
       int next =
           std::min(end, NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
       // Generated tokens sample, also where they are computed again in a chunk.
-      const bool sampled =
-          segment.attention->values.sampled && position >= segment.prompt_tokens;
+      const bool sampled = segment.attention->values.sampled && position >= segment.prompt_tokens;
       AUGUR_CHECK(!sampled || options_.values.offered());
       if (segment.attention->values.sampled && !sampled) {
         next = std::min(next, segment.prompt_tokens);

@@ -133,10 +133,10 @@ class LayerWorker {
   };
   // Choices for one layer: rows of it that are valid are known by their pieces.
   struct Selection {
-    std::span<int32_t> blocks;          // [max_rows][kv heads][stride]
-    std::span<int32_t> counts;          // [max_rows][kv heads]
-    std::span<const std::byte*> pages;  // [max_rows][kv heads][stride]
-    std::span<const float*> biases;     // likewise; empty: the model has none
+    std::span<int32_t> blocks;           // [max_rows][kv heads][stride]
+    std::span<int32_t> counts;           // [max_rows][kv heads]
+    std::span<const std::byte*> pages;   // [max_rows][kv heads][stride]
+    std::span<const float*> biases;      // likewise; empty: the model has none
     std::span<const std::byte*> values;  // likewise, of rows that sample; empty: none may
   };
 

@@ -62,9 +62,9 @@ absl::StatusOr<ValueSampling> ResolveValues(const ValueSettings& settings, int n
                                             ResidencyMode residency, bool on_device) {
   ValueSampling values{settings};
   if (values.max_samples < 1 || values.max_samples > kernels::kMaxValueSamples) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention.values.max_samples: expected 1 to ", kernels::kMaxValueSamples,
-                     ", found ", values.max_samples));
+    return absl::InvalidArgumentError(absl::StrCat("attention.values.max_samples: expected 1 to ",
+                                                   kernels::kMaxValueSamples, ", found ",
+                                                   values.max_samples));
   }
   if (values.samples.size() == 1) values.samples.resize(num_layers, values.samples[0]);
   if (static_cast<int>(values.samples.size()) != num_layers) {
@@ -74,10 +74,9 @@ absl::StatusOr<ValueSampling> ResolveValues(const ValueSettings& settings, int n
   }
   for (const int samples : values.samples) {
     if (samples >= 1 && samples <= values.max_samples) continue;
-    return absl::InvalidArgumentError(absl::StrCat("attention.values.samples: expected 1 to ",
-                                                   values.max_samples,
-                                                   " (attention.values.max_samples), found ",
-                                                   samples));
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention.values.samples: expected 1 to ", values.max_samples,
+                     " (attention.values.max_samples), found ", samples));
   }
   if (!values.offered()) return values;
   if (on_device) {
@@ -102,7 +101,8 @@ absl::StatusOr<ValueSampling> ResolveValues(const ValueSettings& settings, int n
 
 std::optional<std::vector<int>> ParseSamples(std::string_view text) {
   std::vector<int> samples;
-  for (const absl::string_view part : absl::StrSplit(absl::string_view(text.data(), text.size()), ',')) {
+  for (const absl::string_view part :
+       absl::StrSplit(absl::string_view(text.data(), text.size()), ',')) {
     int value = 0;
     if (!absl::SimpleAtoi(part, &value) || value < 1) return std::nullopt;
     samples.push_back(value);

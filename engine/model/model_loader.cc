@@ -55,9 +55,9 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& bac
   const KvOptions& kv = options.kv;
   const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
-  plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
-                                     kernels::BytesOf(kv_dtype), config.has_eviction_heads,
-                                     value_sums);
+  plan.layout =
+      memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
+                           kernels::BytesOf(kv_dtype), config.has_eviction_heads, value_sums);
   if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "

@@ -184,8 +184,8 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
     if (has_variate) {
       // The entry's mass beyond what was drawn of it goes to the mean of its values.
       const float* sum = segment.value_sums[list + entry];
-      const int visible = std::min(
-          kBlockTokens, segment.position - blocks[entry] * kBlockTokens + 1);
+      const int visible =
+          std::min(kBlockTokens, segment.position - blocks[entry] * kBlockTokens + 1);
       for (int g = 0; g < heads; ++g) {
         const HeadDistribution& head = scratch.group[g];
         if (head.whole() == 0) continue;

@@ -35,24 +35,24 @@ class SampledBitsTest : public testing::Test {
   }
 
   ModelDriverOptions Options(ValueEstimator estimator = ValueEstimator::kShared) const {
-    return {.folder = std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m",
-            .threads = 1,
-            .kv_dtype = kernels::DType::kBF16,
-            .max_rows = 1700,
-            .max_segments = 32,
-            .max_context = 4096,
-            .frames = 1200,
-            .host_blocks = 1000,
-            .staging_blocks = 32,
-            .max_top_k = 32,
-            .num_slots = kBudget.top_k,
-            .forecast_heads = heads_,
-            .values = {.sampled = true,
-                       .estimator = estimator,
-                       .budget = estimator == ValueEstimator::kShared
-                                     ? kernels::ValueBudget::kRows
-                                     : kernels::ValueBudget::kDraws,
-                       .samples = {48}}};
+    return {
+        .folder = std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m",
+        .threads = 1,
+        .kv_dtype = kernels::DType::kBF16,
+        .max_rows = 1700,
+        .max_segments = 32,
+        .max_context = 4096,
+        .frames = 1200,
+        .host_blocks = 1000,
+        .staging_blocks = 32,
+        .max_top_k = 32,
+        .num_slots = kBudget.top_k,
+        .forecast_heads = heads_,
+        .values = {.sampled = true,
+                   .estimator = estimator,
+                   .budget = estimator == ValueEstimator::kShared ? kernels::ValueBudget::kRows
+                                                                  : kernels::ValueBudget::kDraws,
+                   .samples = {48}}};
   }
 
   static std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
@@ -73,10 +73,12 @@ class SampledBitsTest : public testing::Test {
     return {Choice(AttentionPolicy::kDense), Choice(AttentionPolicy::kSparse),
             Choice(AttentionPolicy::kForecast)};
   }
-  // What is tried with which: the estimator that has a state with all policies, one without with one.
+  // What is tried with which: the estimator that has a state with all policies, one without with
+  // one.
   static std::vector<std::pair<ValueEstimator, AttentionChoice>> Pairs() {
     std::vector<std::pair<ValueEstimator, AttentionChoice>> pairs;
-    for (const AttentionChoice& choice : Choices()) pairs.push_back({ValueEstimator::kShared, choice});
+    for (const AttentionChoice& choice : Choices())
+      pairs.push_back({ValueEstimator::kShared, choice});
     if (!kernels::kSanitized) {
       pairs.push_back({ValueEstimator::kProportional, Choice(AttentionPolicy::kSparse)});
     }
@@ -168,8 +170,7 @@ TEST_F(SampledBitsTest, EnoughSamplesAreExactAttention) {
       AttentionChoice exact = choice;
       exact.values = {};
       std::vector<int32_t> tokens, expected_tokens;
-      const Logits found =
-          model.Complete(Prompt(600), 512, 8, choice, Residency::kDevice, &tokens);
+      const Logits found = model.Complete(Prompt(600), 512, 8, choice, Residency::kDevice, &tokens);
       const Logits expected =
           model.Complete(Prompt(600), 512, 8, exact, Residency::kDevice, &expected_tokens);
       EXPECT_EQ(tokens, expected_tokens);

@@ -95,10 +95,9 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
   EXPECT_TRUE(values.ok()) << values.status();
   values_ = *values;
   memory::KvMemoryOptions plan;
-  plan.layout =
-      memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
-                           kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads,
-                           values_.needs_value_sums());
+  plan.layout = memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
+                                     kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads,
+                                     values_.needs_value_sums());
   plan.num_frames = options.frames;
   plan.num_host_blocks = options.host_blocks;
   plan.num_staging_pages =
