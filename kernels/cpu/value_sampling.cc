@@ -190,6 +190,20 @@ float HeadDistribution::LogNorm() const {
   return top + static_cast<float>(std::log2(static_cast<double>(whole())) - 40.0);
 }
 
+float HeadDistribution::LogAnchor() const {
+  const int last = std::max(1, entries() - kAnchorLast);
+  float anchor_top = maxima[0];
+  for (int entry = last; entry < entries(); ++entry) {
+    anchor_top = std::max(anchor_top, maxima[entry]);
+  }
+  if (!(anchor_top > -INFINITY)) return 0.0f;
+  uint64_t mass = TileMass(sums[0], maxima[0] - anchor_top);
+  for (int entry = last; entry < entries(); ++entry) {
+    mass += TileMass(sums[entry], maxima[entry] - anchor_top);
+  }
+  return anchor_top + static_cast<float>(std::log2(static_cast<double>(mass)) - 40.0);
+}
+
 void Measure(const IsaKernels& isa, const float* scores, int entries, HeadDistribution* head) {
   head->scores = scores;
   head->maxima.resize(entries);
@@ -281,14 +295,16 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   const int heads = static_cast<int>(group.size());
   const size_t stride = heads > 1 ? group[1].scores - group[0].scores : 0;
   const float lambda = state[1];
-  const float* log_norms = state + 2;
+  std::vector<float> log_norms(heads);  // predicted
+  for (int g = 0; g < heads; ++g) log_norms[g] = state[2 + g] + group[g].LogAnchor();
   for (std::vector<ValueDraw>& of_head : *draws) of_head.clear();
   alignas(64) float ratios[kTokens];
   std::vector<std::array<uint32_t, kTokens>> weights(heads);
   uint64_t certain = 0, bounded = 0;  // rows of rate 1; Q32 sum of the other rates
   double unbounded = 0;               // sum of rates without the bound
   for (int entry = 0; entry < group[0].entries(); ++entry) {
-    isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms, heads, ratios);
+    isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms.data(), heads,
+                      ratios);
     const uint32_t offset = source.OffsetOfBlock(blocks[entry]);
     bool has_weights = false;
     uint64_t begin = 0;
@@ -327,7 +343,7 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   for (int g = 0; g < heads; ++g) {
     const float log_norm = group[g].LogNorm();
     off += log_norm - log_norms[g];
-    state[2 + g] = log_norm;
+    state[2 + g] = log_norm - group[g].LogAnchor();
   }
   const double correction = std::exp2(off / heads);
   double next = lambda * correction;
@@ -347,11 +363,16 @@ void BeginShared(const IsaKernels& isa, int samples, const std::vector<HeadDistr
                  float* state) {
   const int heads = static_cast<int>(group.size());
   const size_t stride = heads > 1 ? group[1].scores - group[0].scores : 0;
-  for (int g = 0; g < heads; ++g) state[2 + g] = group[g].LogNorm();
+  std::vector<float> log_norms(heads);
+  for (int g = 0; g < heads; ++g) {
+    log_norms[g] = group[g].LogNorm();
+    state[2 + g] = log_norms[g] - group[g].LogAnchor();
+  }
   alignas(64) float ratios[kTokens];
   double sum = 0;
   for (int entry = 0; entry < group[0].entries(); ++entry) {
-    isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, state + 2, heads, ratios);
+    isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms.data(), heads,
+                      ratios);
     for (const float ratio : ratios) sum += static_cast<double>(ratio);
   }
   state[0] = 1.0f;

@@ -27,8 +27,9 @@ struct HeadDistribution {
 
   int entries() const { return static_cast<int>(maxima.size()); }
   uint64_t whole() const { return prefix.back(); }
-  // Base-2 logarithm of the sum of 2^scores.
+  // Base-2 logarithm of the sum of 2^scores, over all entries and over the anchor's.
   float LogNorm() const;
+  float LogAnchor() const;
 };
 
 // A row that was drawn, with the coefficient that its values get.

@@ -15,6 +15,7 @@
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
 #include "tests/bench/transfer_bench.h"
+#include "tests/bench/value_bench.h"
 
 namespace augur::bench {
 namespace {
@@ -33,7 +34,16 @@ struct Options {
                           .contexts = {256, 1024, 4096}};
   AttentionBenchOptions attention;
   TransferBenchOptions transfers;
+  ValueBenchOptions values;
 };
+
+void AddValueOptions(CLI::App* command, ValueBenchOptions* options) {
+  command->add_option("--model", options->folder, "model folder");
+  command->add_option("--text", options->texts, "files that the prompt is made of")->required();
+  command->add_option("--tokens", options->tokens, "of the prompt, at most");
+  command->add_option("--steps", options->steps, "generated tokens");
+  command->add_option("--rows", options->rows, "budgets of distinct rows")->delimiter(',');
+}
 
 void AddModelOptions(CLI::App* command, ModelBenchOptions* options, bool prefills, bool decodes) {
   command->add_option("--model", options->folder, "model folder");
@@ -74,6 +84,7 @@ int Main(int argc, char** argv) {
   CLI::App* linear = app.add_subcommand("linear", "matrix products of 8B models, on CUDA");
   CLI::App* ceilings = app.add_subcommand("ceilings", "what a CUDA device can do at best");
   CLI::App* transfers = AddTransferCommand(&app, &options.transfers);
+  CLI::App* values = app.add_subcommand("values", "error of sampled attention on a model's values");
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
   for (CLI::App* command : {matmul, all}) {
     command->add_option("--rows", options.rows, "rows of x")->delimiter(',');
@@ -82,6 +93,7 @@ int Main(int argc, char** argv) {
   AddModelOptions(decode, &options.model, /*prefills=*/false, /*decodes=*/true);
   AddModelOptions(all, &options.model, /*prefills=*/true, /*decodes=*/true);
   AddAttentionOptions(attention, &options.attention);
+  AddValueOptions(values, &options.values);
   CLI11_PARSE(app, argc, argv);
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
@@ -103,6 +115,7 @@ int Main(int argc, char** argv) {
                       limits.read_bytes_per_second(1 << 30));
     return 0;
   }
+  if (*values) return RunValueBench(backend.get(), context, options.values) ? 0 : kExitBadCase;
   if ((*matmul || *all) && !backend->IsDevice()) {
     RunMatmulBench(backend.get(), context, options.rows);
   }

@@ -91,9 +91,15 @@ struct SampledCase {
     state[0] = 1.0f;
     state[1] = lambda;
     for (int g = 0; g < heads; ++g) {
-      double sum = 0;
-      for (int j = 0; j < n; ++j) sum += std::exp(double{score(g, j)});
-      state[2 + g] = static_cast<float>((std::log(sum) + errors[g]) / std::log(2.0));
+      double sum = 0, anchor = 0;
+      for (int j = 0; j < n; ++j) {
+        const double weight = std::exp(double{score(g, j)});
+        const int entry = j / kBlockTokens;
+        sum += weight;
+        if (entry == 0 || entry >= entries() - kAnchorLast) anchor += weight;
+      }
+      state[2 + g] =
+          static_cast<float>((std::log(sum) - std::log(anchor) + errors[g]) / std::log(2.0));
     }
   }
 
