@@ -210,7 +210,7 @@ absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks
     const std::string message(status.message());
     progress(absl::StrCat(VariantName(run),
                           " is left out, refused with FAILED_PRECONDITION: ", message));
-    evaluation->refused.push_back({run.policy, run.value_samples, message});
+    evaluation->refused.push_back({run.policy, message, run.value_samples});
     return absl::OkStatus();
   }
   if (!status.ok()) return status;
@@ -236,7 +236,7 @@ absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTask
         if (std::any_of(evaluation->refused.begin(), evaluation->refused.end(), same)) continue;
         const absl::Status status =
             AskVariant(options, documents, salt, client, progress,
-                       PolicyRun{task, policy, mode, {}, std::nullopt}, evaluation);
+                       PolicyRun{task, policy, {}, std::nullopt, mode}, evaluation);
         if (!status.ok()) return status;
       }
     }

@@ -60,9 +60,9 @@ struct AskedQuestion {
 struct PolicyRun {
   RecallTask task = RecallTask::kNeedle;
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
-  std::optional<uint32_t> value_samples;
   std::vector<AskedQuestion> questions;  // by document, then question: the same for every policy
   std::optional<CounterGrowth> counters;
+  std::optional<uint32_t> value_samples = {};  // as in EvaluationOptions, one of them
 };
 
 // "sparse", "sparse exact", "sparse 128".
@@ -70,8 +70,8 @@ std::string VariantName(const PolicyRun& run);
 
 struct Refusal {
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
-  std::optional<uint32_t> value_samples;
   std::string message;  // the daemon's
+  std::optional<uint32_t> value_samples = {};
 };
 
 struct Evaluation {

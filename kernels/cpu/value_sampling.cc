@@ -304,7 +304,7 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   double unbounded = 0;               // sum of rates without the bound
   for (int entry = 0; entry < group[0].entries(); ++entry) {
     isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms.data(), heads,
-                      ratios);
+                     ratios);
     const uint32_t offset = source.OffsetOfBlock(blocks[entry]);
     bool has_weights = false;
     uint64_t begin = 0;
@@ -372,7 +372,7 @@ void BeginShared(const IsaKernels& isa, int samples, const std::vector<HeadDistr
   double sum = 0;
   for (int entry = 0; entry < group[0].entries(); ++entry) {
     isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms.data(), heads,
-                      ratios);
+                     ratios);
     for (const float ratio : ratios) sum += static_cast<double>(ratio);
   }
   state[0] = 1.0f;
