@@ -31,7 +31,7 @@ struct AttentionChoice {
   // the current one for generated tokens. -1: never.
   int dense_len = -1;
   // Not part of the prefix-cache key: blocks that are published come from prompts.
-  ValueChoice values;
+  ValueChoice values = {};
 
   // Reads compressed keys at some time.
   bool selects() const {
@@ -60,14 +60,14 @@ struct AttentionSettings {
   std::optional<int> spare_slots;  // unset: top_k_blocks
   std::string forecast_heads;      // file; empty: no policy `forecast`
   std::string infinigen_basis;     // file; empty: no policy `infinigen`
-  ValueSettings values;
+  ValueSettings values = {};
 };
 
 struct ResolvedAttention {
   AttentionChoice choice;
   int max_top_k = 0;
   int spare_slots = 0;
-  ValueSampling values;  // by ResolveValues
+  ValueSampling values = {};  // by ResolveValues
   int num_slots() const { return max_top_k + spare_slots; }
 };
 

@@ -78,7 +78,7 @@ struct LayerWorkerOptions {
   // Create.
   InfinigenOptions infinigen;
   EvictionOptions eviction;
-  ValueSampling values;
+  ValueSampling values = {};
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }

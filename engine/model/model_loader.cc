@@ -167,7 +167,7 @@ struct RunnerShape {
   int max_top_k = 0;
   kernels::DType kv_dtype = kernels::DType::kF32;
   bool has_forecast = false;
-  ValueSampling values;
+  ValueSampling values = {};
 };
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
