@@ -36,10 +36,13 @@
 #include "kernels/ops/project_queries.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope_append.h"
+#include "kernels/ops/sample_queries.h"
 #include "kernels/ops/sample_tokens.h"
+#include "kernels/ops/sampled_attention.h"
 #include "kernels/ops/select_blocks.h"
 #include "kernels/ops/stamp.h"
 #include "kernels/ops/sum_channels.h"
+#include "kernels/ops/sum_values.h"
 
 namespace augur::kernels {
 
@@ -99,6 +102,10 @@ class Backend {
   virtual void ProjectQueries(const ProjectQueriesParams& params) = 0;
   virtual void EvictionBias(const EvictionBiasParams& params) = 0;
   virtual void PagedAttention(const PagedAttentionParams& params) = 0;
+  // Not built for CUDA yet, where calling one is a CHECK.
+  virtual void SampledAttention(const SampledAttentionParams& params);
+  virtual void SumValues(const SumValuesParams& params);
+  virtual void SampleQueries(const SampleQueriesParams& params);
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;
   virtual void MapPages(const MapPagesParams& params) = 0;

@@ -36,7 +36,12 @@ AUGUR_HOST_DEVICE constexpr PhiloxCounter Philox4x32(PhiloxCounter counter, Phil
 }
 
 // What a draw is for: part of the counter, so that two uses never share numbers.
-enum class PhiloxPurpose : uint32_t { kSampleToken = 0 };
+enum class PhiloxPurpose : uint32_t {
+  kSampleToken = 0,
+  kValueOffset = 1,     // systematic offsets: of a head's list (item 0) or of a block (1 + its id)
+  kValueThreshold = 2,  // item: number of the draw
+  kScoreBits = 3,       // item: feature of the query
+};
 
 // Uniform in [0, 1), all 53 bits of a double random.
 AUGUR_HOST_DEVICE constexpr double PhiloxUniform(PhiloxPurpose purpose, uint64_t seed,
@@ -46,6 +51,26 @@ AUGUR_HOST_DEVICE constexpr double PhiloxUniform(PhiloxPurpose purpose, uint64_t
                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const uint64_t bits = (uint64_t{block.words[0]} << 21) | (block.words[1] >> 11);
   return static_cast<double>(bits) * 0x1p-53;
+}
+
+// What names the draws of one attention head at one token (a query head's, or a kv head's where its
+// group shares them). A position is computed once, so the draws of a sequence are fresh at every
+// step, and the same whatever batch, chunk, thread or tile computes them.
+struct AttentionDrawKey {
+  uint64_t seed = 0;
+  uint32_t choice_index = 0;
+  uint32_t position = 0;
+  uint32_t layer = 0;  // below 4096
+  uint32_t head = 0;   // likewise
+};
+
+// Four words for `item` of the head's draws. The purpose keeps them apart from PhiloxUniform's.
+AUGUR_HOST_DEVICE constexpr PhiloxCounter PhiloxAttention(PhiloxPurpose purpose,
+                                                          const AttentionDrawKey& key,
+                                                          uint32_t item) {
+  const uint32_t place = static_cast<uint32_t>(purpose) << 24 | key.layer << 12 | key.head;
+  return Philox4x32({key.position, key.choice_index, place, item},
+                    {static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)});
 }
 
 }  // namespace augur::kernels

@@ -34,10 +34,17 @@ v1::CompleteRequest RequestOf(const CompletionQuery& query) {
   request.set_text(query.prompt);
   request.set_cache_salt(query.cache_salt);
   request.mutable_sampling()->set_temperature(0);
+  request.mutable_sampling()->set_seed(query.seed);
   request.mutable_stopping()->set_max_tokens(query.max_tokens);
   request.mutable_stopping()->add_stop("\n");
   request.mutable_attention()->set_policy(query.policy);
   if (query.top_k_blocks) request.mutable_attention()->set_top_k_blocks(*query.top_k_blocks);
+  if (query.value_samples) {
+    const bool sampled = *query.value_samples > 0;
+    request.mutable_attention()->set_value_mode(sampled ? v1::VALUE_MODE_SAMPLED
+                                                        : v1::VALUE_MODE_EXACT);
+    if (sampled) request.mutable_attention()->set_value_samples(*query.value_samples);
+  }
   return request;
 }
 

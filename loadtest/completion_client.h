@@ -23,6 +23,8 @@ struct CompletionQuery {
   std::string prompt;
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
   std::optional<uint32_t> top_k_blocks;
+  std::optional<uint32_t> value_samples;  // 0: exact values; unset: the daemon's choice
+  uint64_t seed = 0;                      // of the draws of values
   uint32_t max_tokens = 16;
   std::string cache_salt;  // at most 64 bytes
 };

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "loadtest/attention_policies.h"
 #include "loadtest/completion_client.h"
@@ -27,6 +28,7 @@ struct EvalFlags {
   EvaluationOptions options;
   std::vector<std::string> tasks = {"needle", "many-keys", "cities", "pairs"};
   std::vector<std::string> policies = {"dense"};
+  std::vector<std::string> values;
   int64_t top_k_blocks = 0;  // 0: not given
   int64_t seed = 1;
   int64_t max_tokens = 16;
@@ -90,6 +92,11 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "choice unless given")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31).description(""));
+  app->add_option("--values", flags->values,
+                  "Under each policy, one after the other: exact, or samples of\nvalues of a "
+                  "generated token; the daemon's choice unless given")
+      ->type_name("exact|N,...")
+      ->delimiter(',');
   app->add_option("--max-tokens", flags->max_tokens, "Tokens of an answer")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
@@ -134,6 +141,14 @@ absl::Status ResolveNames(EvalFlags* flags) {
     const absl::StatusOr<v1::AttentionPolicy> policy = PolicyOf(name);
     if (!policy.ok()) return policy.status();
     options->policies.push_back(*policy);
+  }
+  for (const std::string& value : flags->values) {
+    uint32_t samples = 0;
+    if (value != "exact" && (!absl::SimpleAtoi(value, &samples) || samples == 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--values: expected exact or a positive number, found \"", value, "\""));
+    }
+    options->value_samples.push_back(samples);
   }
   const absl::StatusOr<FactPlacement> placement = PlacementOf(flags->placement);
   if (!placement.ok()) return placement.status();

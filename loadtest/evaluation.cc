@@ -54,6 +54,7 @@ class DocumentCalls {
   void AskOne(size_t index) {
     CompletionQuery query = query_;
     query.prompt = document_.text + document_.questions[index].text;
+    query.seed += index;
     answers_[index] = client_->Complete(query);
     if (!answers_[index].ok()) failed_.store(true);
   }
@@ -86,19 +87,19 @@ int CountRight(const std::vector<AskedQuestion>& asked) {
 }
 
 absl::Status AskDocuments(const EvaluationOptions& options, const std::vector<Document>& documents,
-                          CompletionQuery query, CompletionClient* client,
+                          CompletionQuery query, const std::string& salt, CompletionClient* client,
                           const ProgressLine& progress, PolicyRun* run) {
-  const std::string salt = NewSalt();
   for (size_t i = 0; i < documents.size(); ++i) {
     const auto start = std::chrono::steady_clock::now();
     query.cache_salt = absl::StrCat(salt, "-", i);
+    query.seed = (options.seed << 32) + (i << 16);
     DocumentCalls calls(client, documents[i], query);
     const absl::Status status =
         calls.Ask(static_cast<int>(i), options.concurrency, &run->questions);
     if (!status.ok()) return status;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     progress(absl::StrFormat("%s %s: document %d of %d in %.1f s, %d of %d right so far",
-                             TaskName(run->task), PolicyName(run->policy), i + 1, documents.size(),
+                             TaskName(run->task), VariantName(*run), i + 1, documents.size(),
                              took.count(), CountRight(run->questions), run->questions.size()));
   }
   return absl::OkStatus();
@@ -126,9 +127,11 @@ const T* FindRepeated(const std::vector<T>& values) {
 }  // namespace
 
 const std::vector<std::string>& WatchedCounters() {
-  static const auto* const kNames =
-      new std::vector<std::string>{"augur_transfer_bytes_total", "augur_kv_reused_blocks_total",
-                                   "augur_kv_chosen_blocks_total", "augur_prefetch_blocks_total"};
+  static const auto* const kNames = new std::vector<std::string>{
+      "augur_transfer_bytes_total",       "augur_kv_reused_blocks_total",
+      "augur_kv_chosen_blocks_total",     "augur_prefetch_blocks_total",
+      "augur_decode_fetched_bytes_total", "augur_sampled_draws_total",
+      "augur_sampled_rows_total",         "augur_sampled_host_rows_total"};
   return *kNames;
 }
 
@@ -140,6 +143,10 @@ absl::Status CheckOptions(const EvaluationOptions& options) {
   if (const v1::AttentionPolicy* policy = FindRepeated(options.policies)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--policies: ", PolicyName(*policy), " is given twice, at most once"));
+  }
+  if (const uint32_t* samples = FindRepeated(options.value_samples)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--values: ", *samples, " is given twice, at most once"));
   }
   for (const RecallTask task : options.tasks) {
     const int facts = options.questions + (HasDistractors(task) ? options.distractors : 0);
@@ -187,38 +194,62 @@ absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options
   return all;
 }
 
+// Asks one task under one policy and value mode; a refusal is noted in `evaluation`.
+absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks& documents,
+                        const std::string& salt, CompletionClient* client,
+                        const ProgressLine& progress, PolicyRun run, Evaluation* evaluation) {
+  CompletionQuery query;
+  query.policy = run.policy;
+  query.value_samples = run.value_samples;
+  query.max_tokens = options.max_tokens;
+  if (run.policy != v1::ATTENTION_POLICY_DENSE) query.top_k_blocks = options.top_k_blocks;
+  const auto before = LookAtMetrics(options, progress);
+  const absl::Status status =
+      AskDocuments(options, documents.at(run.task), query, salt, client, progress, &run);
+  if (absl::IsFailedPrecondition(status)) {
+    const std::string message(status.message());
+    progress(absl::StrCat(VariantName(run),
+                          " is left out, refused with FAILED_PRECONDITION: ", message));
+    evaluation->refused.push_back({run.policy, message, run.value_samples});
+    return absl::OkStatus();
+  }
+  if (!status.ok()) return status;
+  const auto after = before ? LookAtMetrics(options, progress) : std::nullopt;
+  if (after) run.counters = CounterGrowth(*before, *after, WatchedCounters());
+  evaluation->runs.push_back(std::move(run));
+  return absl::OkStatus();
+}
+
 absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
                          CompletionClient* client, const ProgressLine& progress,
                          Evaluation* evaluation) {
-  std::set<v1::AttentionPolicy> refused;
+  std::vector<std::optional<uint32_t>> modes(options.value_samples.begin(),
+                                             options.value_samples.end());
+  if (modes.empty()) modes.push_back(std::nullopt);
   for (const RecallTask task : options.tasks) {
     for (const v1::AttentionPolicy policy : options.policies) {
-      if (refused.count(policy) != 0) continue;
-      CompletionQuery query;
-      query.policy = policy;
-      query.max_tokens = options.max_tokens;
-      if (policy != v1::ATTENTION_POLICY_DENSE) query.top_k_blocks = options.top_k_blocks;
-
-      PolicyRun run{task, policy, {}, std::nullopt};
-      const auto before = LookAtMetrics(options, progress);
-      const absl::Status status =
-          AskDocuments(options, documents.at(task), query, client, progress, &run);
-      if (absl::IsFailedPrecondition(status)) {
-        const std::string message(status.message());
-        progress(absl::StrCat(PolicyName(policy),
-                              " is left out, refused with FAILED_PRECONDITION: ", message));
-        refused.insert(policy);
-        evaluation->refused.push_back({policy, message});
-        continue;
+      const std::string salt = NewSalt();
+      for (const std::optional<uint32_t>& mode : modes) {
+        const auto same = [&](const Refusal& refusal) {
+          return refusal.policy == policy && refusal.value_samples == mode;
+        };
+        if (std::any_of(evaluation->refused.begin(), evaluation->refused.end(), same)) continue;
+        const absl::Status status =
+            AskVariant(options, documents, salt, client, progress,
+                       PolicyRun{task, policy, {}, std::nullopt, mode}, evaluation);
+        if (!status.ok()) return status;
       }
-      if (!status.ok()) return status;
-      const auto after = before ? LookAtMetrics(options, progress) : std::nullopt;
-      if (after) run.counters = CounterGrowth(*before, *after, WatchedCounters());
-      evaluation->runs.push_back(std::move(run));
     }
   }
   evaluation->complete = true;
   return absl::OkStatus();
+}
+
+std::string VariantName(const PolicyRun& run) {
+  const std::string policy = PolicyName(run.policy);
+  if (!run.value_samples) return policy;
+  return *run.value_samples == 0 ? absl::StrCat(policy, " exact")
+                                 : absl::StrCat(policy, " ", *run.value_samples);
 }
 
 }  // namespace augur::loadtest

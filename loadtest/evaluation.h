@@ -2,8 +2,9 @@
 // time.
 //
 // A document's first question is asked alone and warms the prefix cache; the others follow,
-// `concurrency` at a time. Every document of every run has a cache salt of its own, so no policy
-// reads what another has computed, and a first question is always cold.
+// `concurrency` at a time. Every document of every policy has a cache salt of its own, so no policy
+// reads what another has computed. Value modes change generated tokens alone: they share what their
+// policy has computed, and only the first of them asks a cold question.
 //
 // Thread: one thread calls; `concurrency` threads ask within AskPolicies. Ownership: the caller
 // keeps client, documents and results. Units: tokens, milliseconds. Failure: each function says.
@@ -40,6 +41,8 @@ struct EvaluationOptions {
   FactPlacement placement = FactPlacement::kSentence;
   uint64_t seed = 1;
   std::optional<uint32_t> top_k_blocks;  // sent with every policy but dense
+  // Under each policy: 0 exact values, else as many samples; empty: the daemon's choice.
+  std::vector<uint32_t> value_samples;
   int concurrency = 1;
   uint32_t max_tokens = 16;
   double call_limit_s = 600;
@@ -59,11 +62,16 @@ struct PolicyRun {
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
   std::vector<AskedQuestion> questions;  // by document, then question: the same for every policy
   std::optional<CounterGrowth> counters;
+  std::optional<uint32_t> value_samples = {};  // as in EvaluationOptions, one of them
 };
+
+// "sparse", "sparse exact", "sparse 128".
+std::string VariantName(const PolicyRun& run);
 
 struct Refusal {
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
   std::string message;  // the daemon's
+  std::optional<uint32_t> value_samples = {};
 };
 
 struct Evaluation {

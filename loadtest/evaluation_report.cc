@@ -1,5 +1,6 @@
 #include "loadtest/evaluation_report.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,9 +16,13 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 1;  // of the JSON; grows when a reader of the old one would be wrong
 
-const PolicyRun* DenseRun(const Evaluation& evaluation, RecallTask task) {
+// What a run is compared with: sampled values with exact ones under the same policy, anything else
+// with dense.
+const PolicyRun* BaseRun(const Evaluation& evaluation, const PolicyRun& of) {
+  const bool sampled = of.value_samples.value_or(0) > 0;
   for (const PolicyRun& run : evaluation.runs) {
-    if (run.task == task && run.policy == v1::ATTENTION_POLICY_DENSE) return &run;
+    if (run.task != of.task || run.value_samples.value_or(0) > 0) continue;
+    if (run.policy == (sampled ? of.policy : v1::ATTENTION_POLICY_DENSE)) return &run;
   }
   return nullptr;
 }
@@ -48,13 +53,13 @@ Json OrNull(const std::optional<T>& value) {
 }
 
 std::string RunsTable(const Evaluation& evaluation) {
-  ReportTable table({"task", "policy", "n", "exact", "95 %", "to dense", "95 % paired",
-                     "first cold", "first warm", "tokens/s", "moved", "re-use"},
+  ReportTable table({"task", "policy", "n", "exact", "95 %", "to base", "95 % paired", "first cold",
+                     "first warm", "tokens/s", "moved", "re-use"},
                     2);
   for (const PolicyRun& run : evaluation.runs) {
-    const RunSummary summary = Summarize(run, DenseRun(evaluation, run.task));
+    const RunSummary summary = Summarize(run, BaseRun(evaluation, run));
     const auto& to_dense = summary.to_dense;
-    table.AddRow({TaskName(run.task), PolicyName(run.policy), absl::StrCat(summary.n),
+    table.AddRow({TaskName(run.task), VariantName(run), absl::StrCat(summary.n),
                   FormatShare(static_cast<double>(summary.right) / static_cast<double>(summary.n)),
                   FormatInterval(summary.interval),
                   to_dense ? FormatDifference(to_dense->difference) : kUnknown,
@@ -69,6 +74,37 @@ std::string RunsTable(const Evaluation& evaluation) {
   return table.Text();
 }
 
+// All tasks together, each variant beside what it is compared with: the mean of the tasks, since
+// they have equally many questions. Empty for a single task.
+std::string PooledTable(const Evaluation& evaluation) {
+  ReportTable table({"all tasks", "n", "exact", "95 %", "to base", "95 % paired"}, 1);
+  bool any = false;
+  for (const PolicyRun& first : evaluation.runs) {
+    if (first.task != evaluation.runs.front().task) continue;
+    std::vector<bool> right, base_right;
+    int tasks = 0;
+    for (const PolicyRun& run : evaluation.runs) {
+      if (VariantName(run) != VariantName(first)) continue;
+      ++tasks;
+      const PolicyRun* base = BaseRun(evaluation, run);
+      for (const bool one : RightOnes(run)) right.push_back(one);
+      if (base == nullptr || base == &run) continue;
+      for (const bool one : RightOnes(*base)) base_right.push_back(one);
+    }
+    any |= tasks > 1;
+    const auto count = std::count(right.begin(), right.end(), true);
+    const auto n = static_cast<int64_t>(right.size());
+    std::optional<PairedDifference> paired;
+    if (base_right.size() == right.size()) paired = ComparePaired(right, base_right);
+    table.AddRow({VariantName(first), absl::StrCat(n),
+                  FormatShare(static_cast<double>(count) / static_cast<double>(n)),
+                  FormatInterval(WilsonInterval(count, n)),
+                  paired ? FormatDifference(paired->difference) : kUnknown,
+                  paired ? FormatSigned(paired->interval) : kUnknown});
+  }
+  return any ? "\n" + table.Text() : "";
+}
+
 // Empty where the daemon has none of the counters.
 std::string CountersTable(const Evaluation& evaluation) {
   ReportTable table({"task", "policy", "counter", "growth"}, 3);
@@ -77,8 +113,7 @@ std::string CountersTable(const Evaluation& evaluation) {
     if (!run.counters) continue;
     for (const auto& [sample, growth] : run.counters->samples()) {
       any = true;
-      table.AddRow(
-          {TaskName(run.task), PolicyName(run.policy), sample, absl::StrFormat("%.0f", growth)});
+      table.AddRow({TaskName(run.task), VariantName(run), sample, absl::StrFormat("%.0f", growth)});
     }
   }
   return any ? "\n" + table.Text() : "";
@@ -121,6 +156,7 @@ Json SummaryJson(const RunSummary& summary) {
 Json QuestionJson(const PolicyRun& run, const AskedQuestion& asked, const Question& question) {
   return {{"task", TaskName(run.task)},
           {"policy", PolicyName(run.policy)},
+          {"value_samples", OrNull(run.value_samples)},
           {"document", asked.document},
           {"question", asked.question},
           {"depth", question.depth},
@@ -171,7 +207,7 @@ RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense) {
 }
 
 std::string ReportText(const Evaluation& evaluation) {
-  std::string text = RunsTable(evaluation) + CountersTable(evaluation);
+  std::string text = RunsTable(evaluation) + PooledTable(evaluation) + CountersTable(evaluation);
   for (const Refusal& refusal : evaluation.refused) {
     absl::StrAppend(&text, "\n", PolicyName(refusal.policy),
                     " is not in the table, the daemon refused it: ", refusal.message, "\n");
@@ -188,8 +224,10 @@ std::string ReportJson(const EvaluationOptions& options, const DocumentsOfTasks&
   }
   Json runs = Json::array();
   for (const PolicyRun& run : evaluation.runs) {
-    Json one = {{"task", TaskName(run.task)}, {"policy", PolicyName(run.policy)}};
-    one["summary"] = SummaryJson(Summarize(run, DenseRun(evaluation, run.task)));
+    Json one = {{"task", TaskName(run.task)},
+                {"policy", PolicyName(run.policy)},
+                {"value_samples", OrNull(run.value_samples)}};
+    one["summary"] = SummaryJson(Summarize(run, BaseRun(evaluation, run)));
     one["counters"] = run.counters ? Json(run.counters->samples()) : Json();
     one["questions"] = Json::array();
     for (const AskedQuestion& asked : run.questions) {

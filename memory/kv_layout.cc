@@ -26,14 +26,15 @@ std::string Mebibytes(size_t bytes) {
 }  // namespace
 
 KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes,
-                      bool biases) {
+                      bool biases, bool value_sums) {
   const size_t row = size_t(head_dim) * element_bytes;
   return {.num_layers = num_layers,
           .num_kv_heads = num_kv_heads,
           .page_bytes = 2 * kernels::kBlockTokens * row,
           .key_bytes = kernels::kBlockWindows * row,
           .head_dim = head_dim,
-          .bias_bytes = biases ? kBiasFloats * sizeof(float) : 0};
+          .bias_bytes = biases ? kBiasFloats * sizeof(float) : 0,
+          .sum_bytes = value_sums ? head_dim * sizeof(float) : 0};
 }
 
 KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int blocks) {
@@ -44,6 +45,9 @@ KvFootprint FootprintOf(const KvLayout& layout, const KvDemand& demand, int bloc
   if (layout.has_biases()) {
     AUGUR_CHECK(layout.bias_frame_blocks() > 0);
     footprint.bias_frames = CeilDivide(blocks, layout.bias_frame_blocks());
+  }
+  if (layout.has_value_sums()) {
+    footprint.sum_frames = CeilDivide(blocks, layout.sum_frame_blocks());
   }
   if (demand.residency == Residency::kDevice) {
     footprint.block_frames = blocks;
@@ -69,6 +73,7 @@ std::string DescribeFootprint(const KvLayout& layout, const KvDemand& demand, in
   add(footprint.key_frames, "for compressed keys");
   add(footprint.partial_frames, "for partial keys");
   add(footprint.bias_frames, "for eviction biases");
+  add(footprint.sum_frames, "for sums of values");
   absl::StrAppend(&text, " = ", footprint.frames(), " frames of ", layout.frame_bytes(),
                   " bytes = ", Mebibytes(footprint.frames() * layout.frame_bytes()),
                   " on the device");

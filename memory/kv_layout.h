@@ -17,8 +17,10 @@
 //             every
 //                             token and window: [blocks][64], then [blocks / 32][128] window means,
 //                             each at the place of its compressed key
+//             value sums      sampled attention's control variate: float32 sums of the values of
+//                             sum_frame_blocks() blocks, [blocks][head_dim]
 //   host block   a block in the pinned pool: its pages, its compressed keys and, where the family
-//                has them, its biases ([64][4])
+//                has them, its biases ([64][4]), and its sum of values where those are kept
 //
 // Plain data and pure functions.
 #pragma once
@@ -43,14 +45,24 @@ struct KvLayout {
   size_t key_bytes = 0;   // compressed keys of one block, layer and kv head: page_bytes / 32
   int head_dim = 0;
   size_t bias_bytes = 0;  // eviction biases of one block, layer and kv head; 0: the model has none
+  size_t sum_bytes = 0;   // sum of values of one block, layer and kv head; 0: none are kept
 
   int num_groups() const { return num_layers * num_kv_heads; }
   // Partial keys of one block, layer and kv head.
   size_t partial_bytes() const { return page_bytes / 8; }
   int num_channels() const { return head_dim / 4; }  // of a partial key
   size_t frame_bytes() const { return page_bytes * num_groups(); }
-  size_t host_block_bytes() const { return (page_bytes + key_bytes + bias_bytes) * num_groups(); }
+  // The keys of a page, and the bytes of one row of them or of values.
+  size_t half_page_bytes() const { return page_bytes / 2; }
+  size_t row_bytes() const { return page_bytes / 2 / kBiasTokens; }
+  size_t host_block_bytes() const {
+    return (page_bytes + key_bytes + bias_bytes + sum_bytes) * num_groups();
+  }
   bool has_biases() const { return bias_bytes > 0; }
+  bool has_value_sums() const { return sum_bytes > 0; }
+  int sum_frame_blocks() const {
+    return has_value_sums() ? static_cast<int>(page_bytes / sum_bytes) : 0;
+  }
   // Blocks whose biases a frame holds: a multiple of 32, since a page of window means has as many.
   // 0: a page is too small, the model cannot be served in this KV dtype.
   int bias_frame_blocks() const {
@@ -59,8 +71,9 @@ struct KvLayout {
 };
 
 // `biases`: a model with eviction biases (family nosa); then every sequence of it has them.
+// `value_sums`: a deployment whose sampled attention reads them; likewise.
 KvLayout MakeKvLayout(int num_layers, int num_kv_heads, int head_dim, size_t element_bytes,
-                      bool biases = false);
+                      bool biases = false, bool value_sums = false);
 
 inline constexpr int kKeyFrameBlocks = 32;
 inline constexpr int kPartialFrameBlocks = 8;
@@ -80,10 +93,11 @@ struct KvFootprint {
   int key_frames = 0;      // compressed keys
   int partial_frames = 0;  // partial keys
   int bias_frames = 0;     // eviction biases
+  int sum_frames = 0;      // sums of values
   int host_blocks = 0;
 
   // Those that hold something beside pages.
-  int side_frames() const { return key_frames + partial_frames + bias_frames; }
+  int side_frames() const { return key_frames + partial_frames + bias_frames + sum_frames; }
   int frames() const { return block_frames + slot_frames + layer0_frames + side_frames(); }
   bool operator==(const KvFootprint&) const = default;
 };

@@ -29,6 +29,10 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
       AUGUR_RETURN_IF_ERROR(memory->AllocateHost("eviction biases of the host pool",
                                                  groups * layout.bias_bytes, &pools.host_biases));
     }
+    if (layout.has_value_sums()) {
+      AUGUR_RETURN_IF_ERROR(memory->AllocateHost("sums of values of the host pool",
+                                                 groups * layout.sum_bytes, &pools.host_sums));
+    }
     if (transfers == nullptr) transfers = std::make_unique<CopyThreads>(options.copies);
     memory->transfers_ = std::move(transfers);
   }
@@ -48,8 +52,8 @@ KvMemory::KvMemory(kernels::Backend* backend, const KvMemoryOptions& options)
 KvMemory::~KvMemory() {
   store_.reset();
   transfers_.reset();  // copies under way end before the memory goes
-  for (std::byte* pool :
-       {pools_.device, pools_.host, pools_.host_keys, pools_.host_biases, pools_.staging}) {
+  for (std::byte* pool : {pools_.device, pools_.host, pools_.host_keys, pools_.host_biases,
+                          pools_.host_sums, pools_.staging}) {
     if (pool != nullptr) backend_->Free(pool);
   }
 }

@@ -21,6 +21,7 @@ struct KvPools {
   std::byte* host = nullptr;         // [num_host_blocks][layers][kv heads] pages
   std::byte* host_keys = nullptr;    // [num_host_blocks][layers][kv heads] compressed keys
   std::byte* host_biases = nullptr;  // likewise eviction biases, where the layout has them
+  std::byte* host_sums = nullptr;    // likewise sums of values
   std::byte* staging = nullptr;      // [num_staging_pages] pages, on the device
 
   size_t group_index(int block, int layer, int kv_head) const {
@@ -34,6 +35,9 @@ struct KvPools {
   }
   std::byte* host_key(int block, int layer, int kv_head) const {
     return host_keys + group_index(block, layer, kv_head) * layout.key_bytes;
+  }
+  std::byte* host_sum(int block, int layer, int kv_head) const {
+    return host_sums + group_index(block, layer, kv_head) * layout.sum_bytes;
   }
   std::byte* host_bias(int block, int layer, int kv_head) const {
     return host_biases + group_index(block, layer, kv_head) * layout.bias_bytes;

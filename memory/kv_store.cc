@@ -79,6 +79,7 @@ bool KvStore::Open(const KvAdmission& admission) {
     if (admission.hits > 0) RestoreAlwaysResident(kv.get(), admission.hits);
     kv->keyed_blocks = admission.hits;
     kv->biased_blocks = admission.hits;
+    kv->summed_blocks = admission.hits;
   } else {
     AUGUR_CHECK(device_.Open(SharedTable(id), admission.keys, admission.hits, admission.blocks));
     AUGUR_CHECK(device_.Open(PrivateTable(id), {}, 0, 0));
@@ -114,11 +115,15 @@ bool KvStore::TakeFrames(const KvFootprint& footprint, SequenceKv* kv) {
   kv->key_frames.assign(table.begin() + in_place, table.begin() + end_keys);
   const int end_partial = end_keys + footprint.partial_frames;
   kv->partial_frames.assign(table.begin() + end_keys, table.begin() + end_partial);
-  kv->bias_frames.assign(table.begin() + end_partial, table.end());
+  const int end_bias = end_partial + footprint.bias_frames;
+  kv->bias_frames.assign(table.begin() + end_partial, table.begin() + end_bias);
+  kv->sum_frames.assign(table.begin() + end_bias, table.end());
   kv->num_slots = footprint.slot_frames;
   const size_t entries = size_t(pools_.layout.num_groups()) * kv->num_slots;
   kv->slot_blocks.assign(entries, kNoBlock);
   kv->slot_stamps.assign(entries, -1);
+  kv->slot_has_values.assign(entries, 1);
+  kv->slot_costs.assign(entries, 0.0f);
   return true;
 }
 
@@ -152,6 +157,7 @@ bool KvStore::Extend(SequenceId id, int blocks) {
   fill(kv.key_frames, footprint.key_frames);
   fill(kv.partial_frames, footprint.partial_frames);
   fill(kv.bias_frames, footprint.bias_frames);
+  fill(kv.sum_frames, footprint.sum_frames);
   AUGUR_CHECK(next == own.size());
   return true;
 }
@@ -185,6 +191,12 @@ void KvStore::RestoreAlwaysResident(SequenceKv* kv, int blocks) {
       for (int layer = 0; layout.has_biases() && layer < layout.num_layers; ++layer) {
         AppendBiasCopies(*kv, layer, head, block, /*to_host=*/false, &copies);
       }
+      for (int layer = 0; layout.has_value_sums() && layer < layout.num_layers; ++layer) {
+        copies.push_back(
+            {pools_.host_sum(source, layer, head),
+             reinterpret_cast<std::byte*>(kv->block_value_sum(pools_, layer, head, block)),
+             layout.sum_bytes});
+      }
       if (!kv->demand.selects) continue;
       for (int layer = 0; layer < layout.num_layers; ++layer) {
         copies.push_back({pools_.host_key(source, layer, head),
@@ -206,12 +218,16 @@ void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
       SlotGroup group = kv->group(layout, layer, head);
       for (int slot = 0; slot < kv->num_slots; ++slot) {
         const int block = blocks - 1 - slot;
+        const size_t index = kv->slot_index(layout, layer, head, slot);
         if (group.blocks[slot] == kNoBlock && block >= 0 && FindSlot(group, block) < 0) {
           group.blocks[slot] = block;
+          kv->slot_has_values[index] = 1;
         }
         if (group.blocks[slot] == kNoBlock) continue;
+        const bool whole = kv->slot_has_values[index] != 0;
         copies.push_back({pools_.host_page(kv->host_blocks[group.blocks[slot]], layer, head),
-                          kv->slot_page(pools_, layer, head, slot), layout.page_bytes});
+                          kv->slot_page(pools_, layer, head, slot),
+                          whole ? layout.page_bytes : layout.half_page_bytes()});
       }
     }
   }
@@ -273,7 +289,8 @@ void KvStore::PollWrites(SequenceKv* kv) {
 bool KvStore::Quiet(SequenceKv* kv) {
   PollWrites(kv);
   std::erase_if(kv->restores, [this](Ticket ticket) { return transfers_->Done(ticket); });
-  return kv->writes.empty() && kv->restores.empty();
+  std::erase_if(kv->value_moves, [this](Ticket ticket) { return transfers_->Done(ticket); });
+  return kv->writes.empty() && kv->restores.empty() && kv->value_moves.empty();
 }
 
 bool KvStore::Ready(SequenceId id) {
@@ -312,6 +329,7 @@ void KvStore::Release(SequenceId id, int late_first, std::span<const BlockKey> l
   auto node = open_.extract(id);
   SequenceKv& kv = *node.mapped();
   for (const Ticket ticket : kv.restores) transfers_->Cancel(ticket);
+  for (const Ticket ticket : kv.value_moves) transfers_->Cancel(ticket);
   if (late_keys.empty()) {
     for (const PendingWrite& write : kv.writes) transfers_->Cancel(write.ticket);
   }
@@ -360,6 +378,8 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   // A tail that is still on its way back must not be written from its slot.
   for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
   kv.restores.clear();
+  for (const Ticket ticket : kv.value_moves) transfers_->Wait(ticket);
+  kv.value_moves.clear();
   for (int layer = 0; layer < pools_.layout.num_layers; ++layer) {
     // The tail, and what a mirror has not written yet.
     const int first = kv.submitted_blocks[layer];
@@ -394,6 +414,7 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   kv.key_frames.clear();
   kv.partial_frames.clear();
   kv.bias_frames.clear();
+  kv.sum_frames.clear();
   kv.partial_tokens = 0;
   kv.demand.residency = Residency::kTiered;
   computed_tokens_[id] = num_tokens;
@@ -415,17 +436,22 @@ bool KvStore::Resume(SequenceId id, int num_slots) {
   kv.demand.num_slots = num_slots;
   const std::vector<int32_t> held = std::move(kv.slot_blocks);
   const std::vector<int32_t> stamps = std::move(kv.slot_stamps);
+  const std::vector<uint8_t> has_values = std::move(kv.slot_has_values);
+  const std::vector<float> costs = std::move(kv.slot_costs);
   const int blocks = BlocksOf(computed_tokens_.at(id));
   const int most_blocks = static_cast<int>(kv.host_blocks.size());
   AUGUR_CHECK(TakeFrames(FootprintOf(pools_.layout, kv.demand, most_blocks), &kv));
   if (held.size() == kv.slot_blocks.size()) {
     kv.slot_blocks = held;
     kv.slot_stamps = stamps;
+    kv.slot_has_values = has_values;
+    kv.slot_costs = costs;
   }
   RestoreAlwaysResident(&kv, blocks);
   RestoreSlots(&kv, blocks);
   kv.keyed_blocks = computed_tokens_.at(id) / kBlockTokens;
   kv.biased_blocks = kv.keyed_blocks;
+  kv.summed_blocks = kv.keyed_blocks;
   computed_tokens_.erase(id);
   open_.insert(std::move(node));
   return true;
@@ -441,6 +467,7 @@ Ticket KvStore::OldestPending() const {
   }
   for (const auto& [id, kv] : closing_) {
     for (const Ticket ticket : kv->restores) take(ticket);
+    for (const Ticket ticket : kv->value_moves) take(ticket);
     for (const PendingWrite& write : kv->writes) take(write.ticket);
   }
   return oldest;
@@ -449,7 +476,9 @@ Ticket KvStore::OldestPending() const {
 void KvStore::WaitForClosing() {
   for (Poll(); !closing_.empty(); Poll()) {
     const SequenceKv& kv = *closing_.begin()->second;
-    transfers_->Wait(kv.restores.empty() ? kv.writes.front().ticket : kv.restores.front());
+    transfers_->Wait(!kv.restores.empty()      ? kv.restores.front()
+                     : !kv.value_moves.empty() ? kv.value_moves.front()
+                                               : kv.writes.front().ticket);
   }
 }
 
@@ -465,6 +494,7 @@ void KvStore::CheckSequence(const SequenceKv& kv) const {
   AUGUR_CHECK(static_cast<int>(kv.frames.size() + kv.num_side_frames()) == footprint.frames());
   AUGUR_CHECK(static_cast<int>(kv.partial_frames.size()) == footprint.partial_frames);
   AUGUR_CHECK(static_cast<int>(kv.bias_frames.size()) == footprint.bias_frames);
+  AUGUR_CHECK(static_cast<int>(kv.sum_frames.size()) == footprint.sum_frames);
   AUGUR_CHECK(kv.num_slots == footprint.slot_frames);
   if (!kv.writes_behind()) return;
   for (size_t layer = 0; layer < kv.landed_blocks.size(); ++layer) {

@@ -129,7 +129,7 @@ class KvStore {
   // Copies of a block's eviction biases, between their device frame and the host pool.
   void AppendBiasCopies(const SequenceKv& kv, int layer, int kv_head, int block, bool to_host,
                         std::vector<PageCopy>* copies) const;
-  // Layer 0, compressed keys and eviction biases of the first blocks.
+  // Layer 0, compressed keys, eviction biases and sums of values of the first blocks.
   void RestoreAlwaysResident(SequenceKv* kv, int blocks);
   void RestoreSlots(SequenceKv* kv, int blocks);
   void CheckSources(std::span<const PageCopy> copies);
@@ -162,6 +162,11 @@ void KvStore::AppendWrites(const SequenceKv& kv, int layer, int first, int end, 
       copies->push_back({source, pools_.host_page(target, layer, head), layout.page_bytes});
       if (layout.has_biases()) {
         AppendBiasCopies(kv, layer, head, block, /*to_host=*/true, copies);
+      }
+      if (layout.has_value_sums()) {
+        copies->push_back(
+            {reinterpret_cast<const std::byte*>(kv.block_value_sum(pools_, layer, head, block)),
+             pools_.host_sum(target, layer, head), layout.sum_bytes});
       }
       if (!kv.demand.selects) continue;
       copies->push_back({kv.block_keys(pools_, layer, head, block),

@@ -60,6 +60,10 @@ SlotGroup LayerResidency::FetchGroup(int kv_head) {
 
 void LayerResidency::PrepareTail(SequenceKv* kv, int position, const ForcedBlocks& forced) {
   if (!kv->tiered()) return;
+  if (!kv->value_moves.empty()) {
+    WaitTimed(kv->value_moves, 1, WaitCause::kPrefetchLate);
+    kv->value_moves.clear();
+  }
   const int block = position / kBlockTokens;
   const int local_begin = block - std::max(forced.local, 1) + 1;
   for (int layer = 1; layer < pools_.layout.num_layers; ++layer) {
@@ -74,6 +78,7 @@ void LayerResidency::PrepareTail(SequenceKv* kv, int position, const ForcedBlock
       }
       group.blocks[slot] = block;
       group.stamps[slot] = position;
+      kv->slot_has_values[kv->slot_index(pools_.layout, layer, head, slot)] = 1;
     }
   }
 }
@@ -119,6 +124,58 @@ void LayerResidency::CountChoice(const BlockRequest& row, int layer, const SlotG
   counts.reused_blocks += reused;
 }
 
+// A block into the slot that the plan gives it: keys alone where its values are sampled.
+void LayerResidency::CopyBlock(const BlockRequest& row, int layer, int kv_head,
+                               const SlotFetch& fetch, std::vector<PageCopy>* copies) {
+  SequenceKv* kv = row.kv;
+  // A chunk leaves blocks behind that no slot holds and whose write is under way.
+  while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);
+  const bool whole = row.values == nullptr || limits_.value_fetch == ValueFetch::kWhole;
+  const size_t bytes = whole ? pools_.layout.page_bytes : pools_.layout.half_page_bytes();
+  copies->push_back({pools_.host_page(kv->host_blocks[fetch.block], layer, kv_head),
+                     kv->slot_page(pools_, layer, kv_head, fetch.slot), bytes});
+  const size_t index = kv->slot_index(pools_.layout, layer, kv_head, fetch.slot);
+  kv->slot_has_values[index] = whole ? 1 : 0;
+  kv->slot_costs[index] = 0.0f;
+  (whole ? stats_->page_bytes : stats_->key_bytes) += bytes;
+}
+
+const std::byte* LayerResidency::ValuesOf(SequenceKv* kv, int layer, int kv_head, int slot,
+                                          int block) {
+  const bool here = kv->slot_has_values[kv->slot_index(pools_.layout, layer, kv_head, slot)] != 0;
+  const std::byte* page = here ? kv->slot_page(pools_, layer, kv_head, slot)
+                               : pools_.host_page(kv->host_blocks[block], layer, kv_head);
+  return page + pools_.layout.half_page_bytes();
+}
+
+void LayerResidency::NoteValueRows(SequenceKv* kv, int layer, const int32_t* blocks,
+                                   const int32_t* counts, const int32_t* entry_rows, int stride) {
+  const size_t row_bytes = pools_.layout.row_bytes(), half = pools_.layout.half_page_bytes();
+  copies_.clear();
+  for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
+    const SlotGroup group = kv->group(pools_.layout, layer, head);
+    for (int entry = 0; entry < counts[head]; ++entry) {
+      const size_t at = size_t(head) * stride + entry;
+      if (entry_rows[at] == 0) continue;
+      const int block = blocks == nullptr ? entry : blocks[at];
+      const int slot = FindSlot(group, block);
+      const size_t index = slot < 0 ? 0 : kv->slot_index(pools_.layout, layer, head, slot);
+      if (slot >= 0 && kv->slot_has_values[index] != 0) continue;
+      const size_t bytes = entry_rows[at] * row_bytes;
+      stats_->host_rows += entry_rows[at];
+      stats_->row_bytes += bytes;
+      if (slot < 0 || limits_.value_fetch != ValueFetch::kAuto) continue;
+      kv->slot_costs[index] += static_cast<float>(LinkNs(static_cast<double>(bytes)));
+      if (kv->slot_costs[index] < static_cast<float>(LinkNs(static_cast<double>(half)))) continue;
+      copies_.push_back({pools_.host_page(kv->host_blocks[block], layer, head) + half,
+                         kv->slot_page(pools_, layer, head, slot) + half, half});
+      kv->slot_has_values[index] = 1;
+    }
+  }
+  stats_->value_bytes += copies_.size() * half;
+  store_->Submit(TransferKind::kPrefetch, copies_, &kv->value_moves);
+}
+
 void LayerResidency::Request(int layer, TransferKind kind, std::span<const BlockRequest> rows) {
   LayerTickets& request = requests_[static_cast<size_t>(kind)].at(layer);
   AUGUR_CHECK(layer >= 1 && request.tickets.empty());
@@ -132,15 +189,18 @@ void LayerResidency::Request(int layer, TransferKind kind, std::span<const Block
       CountChoice(row, layer, group, wanted);
       PlanOrWait(kv, layer, group, wanted);
       for (const SlotFetch& fetch : plan_.fetches) {
-        // A chunk leaves blocks behind that no slot holds and whose write is under way.
-        while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);
-        request.copies.push_back({pools_.host_page(kv->host_blocks[fetch.block], layer, head),
-                                  kv->slot_page(pools_, layer, head, fetch.slot),
-                                  pools_.layout.page_bytes});
+        CopyBlock(row, layer, head, fetch, &request.copies);
       }
       ApplySlotPlan(plan_, wanted, row.position, &group);
       for (size_t entry = 0; entry < wanted.size(); ++entry) {
-        row.pages[list + entry] = kv->slot_page(pools_, layer, head, plan_.entry_slots[entry]);
+        const int slot = plan_.entry_slots[entry];
+        row.pages[list + entry] = kv->slot_page(pools_, layer, head, slot);
+        if (row.values != nullptr) {
+          row.values[list + entry] = ValuesOf(kv, layer, head, slot, wanted[entry]);
+        } else {
+          // Nobody reads all values after having sampled some.
+          AUGUR_CHECK(kv->slot_has_values[kv->slot_index(pools_.layout, layer, head, slot)] != 0);
+        }
       }
     }
   }
@@ -183,7 +243,10 @@ void LayerResidency::WaitForRequest(int layer, TransferKind kind) {
 // Whoever would attend to a page that differs would answer garbage.
 void LayerResidency::VerifyPages(std::span<const PageCopy> copies) {
   for (const PageCopy& copy : copies) {
-    if (store_->CheckPage(copy.from, copy.to)) stats_->checked_pages += 1;
+    const bool whole = copy.bytes == pools_.layout.page_bytes;
+    if (!store_->CheckPage(copy.from, whole ? copy.to : copy.from)) continue;
+    AUGUR_CHECK(whole || std::memcmp(copy.from, copy.to, copy.bytes) == 0);
+    stats_->checked_pages += 1;
   }
 }
 
@@ -237,6 +300,7 @@ void LayerResidency::BeginChunk(SequenceKv* kv, int layer, int first_block, int 
   std::fill(fetch_held_.begin(), fetch_held_.end(), kNoBlock);
   std::fill(fetch_stamps_.begin(), fetch_stamps_.end(), -1);
   tile_ = 0;
+  tile_keys_only_ = false;
 }
 
 int LayerResidency::CountMissing(int kv_head, std::span<const int32_t> blocks) const {
@@ -246,7 +310,10 @@ int LayerResidency::CountMissing(int kv_head, std::span<const int32_t> blocks) c
   }));
 }
 
-void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks) {
+void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks, bool keys_only) {
+  AUGUR_CHECK(tile_ == 0 || keys_only == tile_keys_only_);
+  const size_t bytes = keys_only ? pools_.layout.half_page_bytes() : pools_.layout.page_bytes;
+  tile_keys_only_ = keys_only;
   copies_.clear();
   ++tile_;
   for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
@@ -262,11 +329,14 @@ void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks) {
     for (const SlotFetch& fetch : plan_.fetches) {
       ReadablePage(chunk_, chunk_layer_, head, fetch.block);  // its write has landed
       copies_.push_back({pools_.host_page(chunk_->host_blocks[fetch.block], chunk_layer_, head),
-                         FetchPage(head, fetch.slot), pools_.layout.page_bytes});
+                         FetchPage(head, fetch.slot), bytes});
     }
     ApplySlotPlan(plan_, tile_wanted_, tile_, &group);
   }
   if (copies_.empty()) return;
+  if (chunk_end_ == chunk_first_) {  // a single row's stream
+    (keys_only ? stats_->key_bytes : stats_->page_bytes) += copies_.size() * bytes;
+  }
   stats_->layers[chunk_layer_].fetched_blocks += copies_.size();
   std::vector<Ticket> tickets;
   store_->Submit(TransferKind::kFetch, copies_, &tickets);
@@ -285,6 +355,15 @@ const std::byte* LayerResidency::TilePage(int kv_head, int32_t block) {
   return FetchPage(kv_head, fetched);
 }
 
+const std::byte* LayerResidency::TileValues(int kv_head, int32_t block) {
+  const size_t half = pools_.layout.half_page_bytes();
+  if (block >= chunk_first_ && block < chunk_end_) return TilePage(kv_head, block) + half;
+  const int slot = FindSlot(chunk_->group(pools_.layout, chunk_layer_, kv_head), block);
+  if (slot >= 0) return ValuesOf(chunk_, chunk_layer_, kv_head, slot, block);
+  while (block >= chunk_->landed_blocks[chunk_layer_]) WaitForWrite(chunk_, chunk_layer_);
+  return pools_.host_page(chunk_->host_blocks[block], chunk_layer_, kv_head) + half;
+}
+
 void LayerResidency::EndChunk(std::span<const std::vector<int32_t>> working_set,
                               int last_position) {
   for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
@@ -294,6 +373,8 @@ void LayerResidency::EndChunk(std::span<const std::vector<int32_t>> working_set,
     for (const SlotFetch& fetch : plan_.fetches) {
       std::memcpy(chunk_->slot_page(pools_, chunk_layer_, head, fetch.slot),
                   TilePage(head, fetch.block), pools_.layout.page_bytes);
+      chunk_->slot_has_values[chunk_->slot_index(pools_.layout, chunk_layer_, head, fetch.slot)] =
+          fetch.block >= chunk_first_ || !tile_keys_only_ ? 1 : 0;
     }
     ApplySlotPlan(plan_, wanted, last_position, &group);
   }

@@ -30,10 +30,27 @@
 
 namespace augur::memory {
 
+// What becomes of the values of a block that a sampled token fetched for its keys.
+enum class ValueFetch {
+  kAuto,   // rows are read from the host page until they have cost what the V half would; then it
+           // moves
+  kRows,   // rows are read from the host page, always
+  kWhole,  // K and V move together
+};
+
+// Cost of the link in nanoseconds, by the rates of one H200 (PCIe 5 x16): 51.3 GB/s, and 36 million
+// distinct places a second, where the rows of one page count as one place.
+inline constexpr double kLinkNsPerByte = 1.0 / 51.3;
+inline constexpr double kLinkNsPerPlace = 1e3 / 36.0;
+constexpr double LinkNs(double bytes) {
+  return bytes * kLinkNsPerByte > kLinkNsPerPlace ? bytes * kLinkNsPerByte : kLinkNsPerPlace;
+}
+
 struct ResidencyLimits {
   int max_rows = 0;      // of a step
   int max_segments = 0;  // sequences in a step
   int fetch_blocks = 0;  // of a prefill chunk's working set beside slots and its own blocks
+  ValueFetch value_fetch = ValueFetch::kAuto;
 };
 
 // Staging pages that LayerResidency needs: two layers' worth of a step's own blocks (one is written
@@ -54,6 +71,9 @@ struct BlockRequest {
   const int32_t* blocks = nullptr;    // [kv heads][stride], ascending
   const int32_t* counts = nullptr;    // [kv heads]
   const std::byte** pages = nullptr;  // [kv heads][stride], filled by Request
+  // Likewise where the values lie, in the slot or in the host page. Null: a token that reads all
+  // values, whose blocks are whole in their slots.
+  const std::byte** values = nullptr;
   int stride = 0;
 };
 
@@ -62,13 +82,19 @@ class LayerResidency {
   LayerResidency(KvStore* store, const ResidencyLimits& limits, ResidencyStats* stats,
                  const Clock* clock);
 
-  // Before a decode row's step: its tail block has a slot in every group.
+  // Before a decode row's step: V halves that were on their way have arrived, and its tail block
+  // has a slot in every group.
   void PrepareTail(SequenceKv* kv, int position, const ForcedBlocks& forced);
 
   // Plans all rows of `layer` (>= 1, tiered sequences) and starts the copies. kPrefetch and kFetch
   // once each a layer and step at most, a row in one of them.
   void Request(int layer, TransferKind kind, std::span<const BlockRequest> rows);
   void WaitForLayer(int layer);
+  // Rows of values that a sampled token read of each entry ([kv heads][stride]; `blocks` null:
+  // entry e is block e): counts those that came from host pages and moves V halves where that pays
+  // by now.
+  void NoteValueRows(SequenceKv* kv, int layer, const int32_t* blocks, const int32_t* counts,
+                     const int32_t* entry_rows, int stride);
 
   // Page that the rows of an open block are written to, and that holds a resident one.
   // `chunk_place`: where the block stands among the step's staged blocks (see BeginChunk), or -1.
@@ -87,9 +113,12 @@ class LayerResidency {
   int fetch_blocks() const { return limits_.fetch_blocks; }
   // How many of `blocks` (ascending) lie neither in the chunk nor in a slot.
   int CountMissing(int kv_head, std::span<const int32_t> blocks) const;
-  // Makes `blocks` of each kv head readable and waits. Earlier tiles' pages may be lost.
-  void FetchTile(std::span<const std::vector<int32_t>> blocks);
+  // Makes `blocks` of each kv head readable and waits. Earlier tiles' pages may be lost. keys_only:
+  // their K halves, all tiles of the chunk alike.
+  void FetchTile(std::span<const std::vector<int32_t>> blocks, bool keys_only = false);
   const std::byte* TilePage(int kv_head, int32_t block);
+  // Values of any block of the sequence, on the device or in its host page.
+  const std::byte* TileValues(int kv_head, int32_t block);
   // The working set of the chunk's last token moves into the slots. working_set: [kv heads]
   // ascending blocks, at most as many as slots, the last block among them.
   void EndChunk(std::span<const std::vector<int32_t>> working_set, int last_position);
@@ -119,6 +148,9 @@ class LayerResidency {
   void PlanOrWait(SequenceKv* kv, int layer, const SlotGroup& group,
                   std::span<const int32_t> wanted);
   void WaitForWrite(SequenceKv* kv, int layer);
+  void CopyBlock(const BlockRequest& row, int layer, int kv_head, const SlotFetch& fetch,
+                 std::vector<PageCopy>* copies);
+  const std::byte* ValuesOf(SequenceKv* kv, int layer, int kv_head, int slot, int block);
   bool IsArriving(const std::byte* page, int layer) const;
   void VerifyPages(std::span<const PageCopy> copies);
   void WaitForRequest(int layer, TransferKind kind);
@@ -149,6 +181,7 @@ class LayerResidency {
   std::vector<int32_t> fetch_held_;    // [kv heads][fetch_blocks]
   std::vector<int32_t> fetch_stamps_;  // likewise
   int32_t tile_ = 0;
+  bool tile_keys_only_ = false;
   std::vector<int32_t> tile_wanted_;
 };
 

@@ -56,6 +56,22 @@ struct ResidencyStats {
   // counted. An LRU cache of n slots would have hit where this is at most n.
   Histogram stack_distance{PowerOfTwoBounds(4096)};
 
+  // Sampled attention. Draws with repetitions and distinct rows of a query head, summed over heads;
+  // distinct rows of a kv head: rows of values that were read; those of them that lay in host
+  // pages.
+  Counter sampled_draws{0};
+  Counter sampled_rows{0};
+  Counter sampled_distinct_rows{0};
+  Counter host_rows{0};
+  Counter sampled_features{0};  // of keys, that sampled queries read
+
+  // Bytes that decode steps took over the link, by what they were: whole pages, K halves, V halves
+  // of K-only slots, rows of values.
+  Counter page_bytes{0};
+  Counter key_bytes{0};
+  Counter value_bytes{0};
+  Counter row_bytes{0};
+
   Counter attention_ns{0};   // time in attention, times the threads that compute
   Counter checked_pages{0};  // fetched pages whose hash was compared with the spilled one's
 };

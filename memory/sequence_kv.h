@@ -35,11 +35,17 @@ struct SequenceKv {
   std::vector<int32_t> key_frames;  // of each 32 blocks' compressed keys
   std::vector<int32_t> partial_frames;  // of each 8 blocks' partial keys
   std::vector<int32_t> bias_frames;     // of each bias_frame_blocks() blocks' eviction biases
+  std::vector<int32_t> sum_frames;      // of each sum_frame_blocks() blocks' sums of values
   std::vector<int32_t> host_blocks;     // of each block; empty: nothing goes to the host
   std::vector<int32_t> slot_blocks;     // [layers][kv heads][num_slots]
   std::vector<int32_t> slot_stamps;     // likewise
-  int keyed_blocks = 0;                 // blocks whose compressed keys are on the device
-  int biased_blocks = 0;                // blocks whose eviction biases are
+  // Likewise. A slot holds K alone or K and V; rows of values of a K-only slot are read from its
+  // host page, and what they have cost since (nanoseconds on the link) is added up here.
+  std::vector<uint8_t> slot_has_values;
+  std::vector<float> slot_costs;
+  int keyed_blocks = 0;   // blocks whose compressed keys are on the device
+  int biased_blocks = 0;  // blocks whose eviction biases are
+  int summed_blocks = 0;  // blocks whose sums of values are
 
   // InfiniGen's state, where the demand has partial_keys; kept while the sequence is saved.
   std::vector<float> channel_sums;  // [layers][kv heads][head_dim]: of the prompt's first tokens
@@ -47,12 +53,17 @@ struct SequenceKv {
   int summed_tokens = 0;   // of the prompt, that channel_sums have; all: channels are chosen
   int partial_tokens = 0;  // whose partial keys are on the device
 
+  // What sampled attention remembers from token to token, [layers][kv heads][...] as its op says;
+  // empty before the first sampled token. Kept while the sequence is saved.
+  std::vector<float> value_state;
+
   // The host side. Blocks below submitted_blocks[layer] have been handed to the transfer engine,
   // those below landed_blocks[layer] are in the host pool, both in order of blocks.
   std::vector<int> submitted_blocks;  // [layers]
   std::vector<int> landed_blocks;     // [layers]
   std::vector<PendingWrite> writes;   // oldest first
   std::vector<Ticket> restores;       // layer 0, compressed keys and slots on their way back
+  std::vector<Ticket> value_moves;    // V halves of K-only slots on their way
   std::vector<BlockKey> late_keys;    // closing: prompt blocks to publish once they have landed
   int late_first = 0;                 // block of late_keys[0]
 
@@ -68,6 +79,10 @@ struct SequenceKv {
     const size_t begin = (size_t(layer) * layout.num_kv_heads + kv_head) * num_slots;
     return {std::span(slot_blocks).subspan(begin, num_slots),
             std::span(slot_stamps).subspan(begin, num_slots)};
+  }
+
+  size_t slot_index(const KvLayout& layout, int layer, int kv_head, int slot) const {
+    return (size_t(layer) * layout.num_kv_heads + kv_head) * num_slots + slot;
   }
 
   // Page that holds `block` for good: every block under kDevice, layer 0 under kTiered.
@@ -100,6 +115,11 @@ struct SequenceKv {
     return bias_page(pools, layer, kv_head, block) + blocks * kBiasTokens +
            block % blocks * kBiasWindows;
   }
+  float* block_value_sum(const KvPools& pools, int layer, int kv_head, int block) const {
+    const int blocks = pools.layout.sum_frame_blocks();
+    std::byte* page = pools.device_page(sum_frames[block / blocks], layer, kv_head);
+    return reinterpret_cast<float*>(page + block % blocks * pools.layout.sum_bytes);
+  }
   // A layer's part of the InfiniGen state: [kv heads][...].
   float* sums_of(const KvLayout& layout, int layer) {
     return channel_sums.data() + size_t(layer) * layout.num_kv_heads * layout.head_dim;
@@ -110,7 +130,7 @@ struct SequenceKv {
 
   // Frames that hold something beside pages, all kinds.
   size_t num_side_frames() const {
-    return key_frames.size() + partial_frames.size() + bias_frames.size();
+    return key_frames.size() + partial_frames.size() + bias_frames.size() + sum_frames.size();
   }
 
  private:

@@ -109,7 +109,8 @@ engine::AttentionSettings AttentionOf(const ServerConfig& config) {
           .dense_len = IntOf(config.dense_len),
           .spare_slots = IntOf(config.spare_slots),
           .forecast_heads = config.forecast_heads,
-          .infinigen_basis = config.infinigen_basis};
+          .infinigen_basis = config.infinigen_basis,
+          .values = config.values};
 }
 
 // What a request may name: the deployment's own choice, and the others where overriding is allowed.
@@ -182,6 +183,7 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   deployment.prefix_cache = config.prefix_cache;
   deployment.attention = model.attention.choice;
   deployment.policies = PoliciesOf(config, model.attention.choice);
+  deployment.values = model.attention.values;
   deployment.kv = DescribeKv(config, model);
   deployment.max_top_k_blocks = model.attention.max_top_k;
   // One RoPE factor set in this build; families with two will name theirs here.

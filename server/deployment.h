@@ -39,6 +39,7 @@ struct Deployment {
   // That a request may name.
   std::vector<engine::AttentionPolicy> policies = {engine::AttentionPolicy::kDense};
   int max_top_k_blocks = 0;
+  engine::ValueSettings values = {};  // by which, and whether, a request may sample
   KvDescription kv;
   std::string kv_variant;  // what KV bits depend on beside the tokens (memory/block_key.h)
 };

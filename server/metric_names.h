@@ -54,6 +54,12 @@ inline constexpr char kLayerChosen[] = "augur_layer_chosen_blocks_total";    // 
 inline constexpr char kLayerReused[] = "augur_layer_reused_blocks_total";    // {layer}
 inline constexpr char kLayerFetched[] = "augur_layer_fetched_blocks_total";  // {layer}
 
+inline constexpr char kSampledDraws[] = "augur_sampled_draws_total";
+inline constexpr char kSampledRows[] = "augur_sampled_rows_total";  // {distinct_for}
+inline constexpr char kSampledHostRows[] = "augur_sampled_host_rows_total";
+inline constexpr char kSampledFeatures[] = "augur_sampled_features_total";
+inline constexpr char kDecodeBytes[] = "augur_decode_fetched_bytes_total";  // {kind}
+
 inline constexpr char kSteps[] = "augur_steps_total";
 inline constexpr char kStepSeconds[] = "augur_step_seconds";
 inline constexpr char kStepHostSeconds[] = "augur_step_host_seconds";

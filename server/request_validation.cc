@@ -268,22 +268,47 @@ Status CheckPolicy(v1::AttentionPolicy policy, const Deployment& deployment,
   return OkStatus();
 }
 
+// Prompts are exact whatever is asked for.
+Status CheckValues(const v1::AttentionOptions& options, const Deployment& deployment,
+                   engine::ValueChoice* values) {
+  const v1::ValueMode mode = options.value_mode();
+  if (!v1::ValueMode_IsValid(mode)) {
+    return InvalidArgumentError(StrCat("attention.value_mode: unknown enum number ", mode));
+  }
+  const engine::ValueSettings& served = deployment.values;
+  if (mode != v1::VALUE_MODE_UNSPECIFIED) {
+    const bool sampled = mode == v1::VALUE_MODE_SAMPLED;
+    if (sampled != served.sampled && !served.request_override) {
+      return FailedPreconditionError(StrCat("attention.value_mode: this deployment does not serve ",
+                                            v1::ValueMode_Name(mode)));
+    }
+    values->sampled = sampled;
+  }
+  if (!options.has_value_samples()) return OkStatus();
+  if (!served.offered()) return NotServed("attention.value_samples");
+  if (options.value_samples() < 1 ||
+      options.value_samples() > static_cast<uint32_t>(served.max_samples)) {
+    return InvalidArgumentError(
+        StrCat("attention.value_samples: expected 1 to ", served.max_samples,
+               " (attention.values.max_samples), found ", options.value_samples()));
+  }
+  if (!served.request_override) return NotServed("attention.value_samples");
+  if (!values->sampled) {
+    return InvalidArgumentError(
+        "attention.value_samples: expected with value_mode VALUE_MODE_SAMPLED, found exact values");
+  }
+  values->samples = static_cast<int>(options.value_samples());
+  return OkStatus();
+}
+
 Status CheckAttention(const v1::AttentionOptions& options, const Deployment& deployment,
                       ValidatedRequest* result) {
   engine::AttentionChoice& choice = result->attention;
   choice = deployment.attention;
   Status status = CheckPolicy(options.policy(), deployment, &choice);
   if (!status.ok()) return status;
-  if (!v1::ValueMode_IsValid(options.value_mode())) {
-    return InvalidArgumentError(
-        StrCat("attention.value_mode: unknown enum number ", options.value_mode()));
-  }
-  if (options.value_mode() != v1::VALUE_MODE_UNSPECIFIED &&
-      options.value_mode() != v1::VALUE_MODE_EXACT) {
-    return FailedPreconditionError(StrCat("attention.value_mode: this deployment does not serve ",
-                                          v1::ValueMode_Name(options.value_mode())));
-  }
-  if (options.has_value_samples()) return NotServed("attention.value_samples");
+  status = CheckValues(options, deployment, &choice.values);
+  if (!status.ok()) return status;
   if (!options.has_top_k_blocks()) return OkStatus();
   if (deployment.policies.size() < 2) return NotServed("attention.top_k_blocks");
   const int least = choice.budget.init + choice.budget.local;

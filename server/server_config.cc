@@ -249,6 +249,106 @@ Key PolicyKey(const char* name, const char* meaning,
           }};
 }
 
+Key ValueModeKey() {
+  return {"attention.values.mode",
+          "values that generated tokens read: exact (all of the attended blocks) or sampled",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            if (text != "exact" && text != "sampled") return "expected exact or sampled";
+            config->values.sampled = text == "sampled";
+            return {};
+          },
+          [](const ServerConfig& config) { return config.values.sampled ? "sampled" : "exact"; }};
+}
+
+Key ValueOverrideKey() {
+  return {
+      "attention.values.override", "requests may choose the mode and their own number of samples",
+      [](const std::string& text, ServerConfig* config) -> std::string {
+        const std::optional<bool> value = ParseBool(text);
+        if (!value) return "expected true or false";
+        config->values.request_override = *value;
+        return {};
+      },
+      [](const ServerConfig& config) { return config.values.request_override ? "true" : "false"; }};
+}
+
+Key ValueEstimatorKey() {
+  return {"attention.values.estimator",
+          "how values are sampled: iid, stratified, systematic, proportional, largest_remainder, "
+          "flash, shared, bernoulli_scores or bernoulli_scores_group",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            const auto estimator = engine::ValueEstimatorNamed(text);
+            if (!estimator) {
+              return "expected iid, stratified, systematic, proportional, largest_remainder, "
+                     "flash, shared, bernoulli_scores or bernoulli_scores_group";
+            }
+            config->values.estimator = *estimator;
+            return {};
+          },
+          [](const ServerConfig& config) {
+            return std::string(engine::NameOf(config.values.estimator));
+          }};
+}
+
+Key ValueBudgetKey() {
+  return {"attention.values.budget",
+          "what samples count: draws of a query head, or distinct rows of a KV head",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            if (text != "draws" && text != "rows") return "expected draws or rows";
+            config->values.budget =
+                text == "rows" ? kernels::ValueBudget::kRows : kernels::ValueBudget::kDraws;
+            return {};
+          },
+          [](const ServerConfig& config) {
+            return config.values.budget == kernels::ValueBudget::kRows ? "rows" : "draws";
+          }};
+}
+
+Key ValueSamplesKey() {
+  return {
+      "attention.values.samples",
+      "samples of a sampled token in each layer: one number, or one a layer with commas between",
+      [](const std::string& text, ServerConfig* config) -> std::string {
+        const auto samples = engine::ParseSamples(text);
+        if (!samples) return "expected a positive integer, or one a layer with commas between";
+        config->values.samples = *samples;
+        return {};
+      },
+      [](const ServerConfig& config) { return engine::FormatSamples(config.values.samples); }};
+}
+
+Key ValueMaxSamplesKey() {
+  return {"attention.values.max_samples", "most samples that a layer or a request may ask for",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            const std::optional<int64_t> value = ParseInteger(text);
+            if (!value || *value < 1 || *value > kernels::kMaxValueSamples) {
+              return absl::StrCat("expected an integer from 1 to ", kernels::kMaxValueSamples);
+            }
+            config->values.max_samples = static_cast<int>(*value);
+            return {};
+          },
+          [](const ServerConfig& config) { return absl::StrCat(config.values.max_samples); }};
+}
+
+Key ValueFetchKey() {
+  return {
+      "attention.values.fetch",
+      "where a sampled token reads the values of blocks that it fetched: rows (in their host "
+      "pages), whole (K and V move together) or auto (rows, until they have cost as much)",
+      [](const std::string& text, ServerConfig* config) -> std::string {
+        const auto fetch = engine::ValueFetchNamed(text);
+        if (!fetch) return "expected auto, rows or whole";
+        config->values.fetch = *fetch;
+        return {};
+      },
+      [](const ServerConfig& config) { return std::string(engine::NameOf(config.values.fetch)); }};
+}
+
+std::vector<Key> ValueKeys() {
+  return {ValueModeKey(),    ValueOverrideKey(),   ValueEstimatorKey(), ValueBudgetKey(),
+          ValueSamplesKey(), ValueMaxSamplesKey(), ValueFetchKey()};
+}
+
 Key ResidencyKey() {
   return {
       "residency",
@@ -372,7 +472,7 @@ std::vector<Key> FrontKeys() {
 const std::vector<Key>& Keys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<Key>(WhatIsServed());
-    for (const auto& group : {EngineKeys(), AttentionKeys(), TierKeys(), FrontKeys()})
+    for (const auto& group : {EngineKeys(), AttentionKeys(), ValueKeys(), TierKeys(), FrontKeys()})
       all->insert(all->end(), group.begin(), group.end());
     return all;
   }();

@@ -62,6 +62,7 @@ struct ServerConfig {
   std::optional<int64_t> dense_len;
   std::string forecast_heads;
   std::string infinigen_basis;
+  engine::ValueSettings values = {};
 
   int64_t batch = 32;          // sequences in a step
   int64_t batched_tokens = 0;  // rows in a step; set from batch when not given

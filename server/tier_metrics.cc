@@ -116,6 +116,29 @@ void AppendLayers(const memory::ResidencyStats& tiers, FamilyWriter* out) {
          [](const Layer& layer) { return static_cast<double>(layer.fetched_blocks); });
 }
 
+void AppendSampled(const memory::ResidencyStats& tiers, FamilyWriter* out) {
+  out->Counter(names::kSampledDraws,
+               "Rows of values that sampled attention drew, over query heads, repetitions counted.",
+               tiers.sampled_draws);
+  out->Begin(names::kSampledRows,
+             "Distinct rows of those: for a query head, and for a KV head (rows that were read).",
+             MetricType::Counter);
+  out->Sample(static_cast<double>(tiers.sampled_rows), {{"distinct_for", "query_head"}});
+  out->Sample(static_cast<double>(tiers.sampled_distinct_rows), {{"distinct_for", "kv_head"}});
+  out->Counter(names::kSampledHostRows, "Of the latter, rows that were read in host pages.",
+               tiers.host_rows);
+  out->Counter(names::kSampledFeatures, "Features of keys that sampled queries read.",
+               tiers.sampled_features);
+  out->Begin(names::kDecodeBytes,
+             "Bytes that decode steps took from the host: whole pages, keys alone, values behind "
+             "them, single rows of values.",
+             MetricType::Counter);
+  out->Sample(static_cast<double>(tiers.page_bytes), {{"kind", "page"}});
+  out->Sample(static_cast<double>(tiers.key_bytes), {{"kind", "keys"}});
+  out->Sample(static_cast<double>(tiers.value_bytes), {{"kind", "values"}});
+  out->Sample(static_cast<double>(tiers.row_bytes), {{"kind", "rows"}});
+}
+
 void AppendSlots(const engine::EngineStats& stats, FamilyWriter* out) {
   out->Begin(names::kKvSlots, "Frames of the device pool and blocks of the host pool by state.",
              MetricType::Gauge);
@@ -135,6 +158,7 @@ void AppendTierFamilies(const ExportedModel& model, FamilyWriter* out) {
   AppendWaits(*model.tiers, out);
   AppendChoices(*model.tiers, out);
   AppendLayers(*model.tiers, out);
+  AppendSampled(*model.tiers, out);
   memory::TransferStats transfers;
   if (model.transfers != nullptr) transfers = model.transfers->Stats();
   AppendTransfers(transfers, out);

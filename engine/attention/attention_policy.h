@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/value_sampling.h"
 #include "kernels/ops/select_blocks.h"
 
 namespace augur::engine {
@@ -29,12 +30,14 @@ struct AttentionChoice {
   // Below this length every token attends to all blocks: the prompt's length for prefill tokens,
   // the current one for generated tokens. -1: never.
   int dense_len = -1;
+  // Not part of the prefix-cache key: blocks that are published come from prompts.
+  ValueChoice values = {};
 
   // Reads compressed keys at some time.
   bool selects() const {
     return prefill != AttentionPolicy::kDense || decode != AttentionPolicy::kDense;
   }
-  // Names everything above, for the prefix-cache key.
+  // Names everything above but the values, for the prefix-cache key.
   std::string Fingerprint() const;
 };
 
@@ -57,12 +60,14 @@ struct AttentionSettings {
   std::optional<int> spare_slots;  // unset: top_k_blocks
   std::string forecast_heads;      // file; empty: no policy `forecast`
   std::string infinigen_basis;     // file; empty: no policy `infinigen`
+  ValueSettings values = {};
 };
 
 struct ResolvedAttention {
   AttentionChoice choice;
   int max_top_k = 0;
   int spare_slots = 0;
+  ValueSampling values = {};  // by ResolveValues
   int num_slots() const { return max_top_k + spare_slots; }
 };
 

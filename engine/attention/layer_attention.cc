@@ -33,9 +33,16 @@ kernels::PagedAttentionParams LayerWorker::AttentionParams(const float* qkv,
 void LayerWorker::Attend(int layer, const float* qkv, float* attended) {
   const int64_t start_ns = clock_->NowNs();
   AttendInPlace(layer, qkv, attended);
+  if (draws_values()) AttendSampledInPlace(layer, qkv, attended);
   for (const Piece& piece : pieces_) {
     if (!piece.tiered || layer == 0) continue;
-    if (!piece.selects()) {
+    if (piece.sampled && draws_values() && !piece.selects()) {
+      BeginChunk(piece, layer);
+      for (int i = 0; i < piece.rows.num_rows; ++i) {
+        AttendSampledStream(piece, piece.rows.first_row + i, layer, qkv, attended);
+      }
+      if (piece.chunk) EndChunk(piece, layer);
+    } else if (!piece.selects()) {
       AttendStream(piece, layer, qkv, attended);
     } else if (piece.chunk) {
       AttendChunk(piece, layer, qkv, attended);
@@ -53,6 +60,7 @@ void LayerWorker::AttendInPlace(int layer, const float* qkv, float* attended) {
   Selection* selection = &selections_[layer % 2];
   for (const Piece& piece : pieces_) {
     const bool resident = !piece.tiered || layer == 0;
+    if (piece.sampled && draws_values()) continue;
     if (!piece.selects()) {
       if (resident) AddResidentList(piece, layer);
       continue;
@@ -200,17 +208,29 @@ void LayerWorker::AttendTile(const Piece& piece, int first_row, int end_row, int
       const int count = selection->counts[size_t(row) * options_.num_kv_heads + head];
       for (int entry = 0; entry < count; ++entry) {
         selection->pages[at + entry] = residency_.TilePage(head, selection->blocks[at + entry]);
+        if (!draws_values()) continue;
+        selection->values[at + entry] = residency_.TileValues(head, selection->blocks[at + entry]);
       }
+    }
+    if (piece.sampled && draws_values()) {
+      ClearSampled();
+      AddSampledSelection(piece, row, layer);
+      RunSampled(layer, qkv, attended);
+      continue;
     }
     AddSelectedRow(piece, row, layer, selection);
   }
+  if (attention_segments_.empty()) return;
   backend_->PagedAttention(AttentionParams(qkv, attended));
   backend_->Synchronize();
 }
 
 // What the chunk's last row read stays in the slots, so that decoding starts warm; where it does
-// not fit, the chunk's last blocks, the open one among them.
+// not fit, the chunk's last blocks, the open one among them. Pieces before the last leave the slots
+// alone: what they would put there might not go again before it is written.
 void LayerWorker::EndChunk(const Piece& piece, int layer) {
+  const kernels::Segment& rows = piece.segment->rows;
+  if (piece.rows.first_row + piece.rows.num_rows < rows.first_row + rows.num_rows) return;
   const Selection& selection = selections_[layer % 2];
   const int last_row = piece.rows.first_row + piece.rows.num_rows - 1;
   const int num_slots = piece.segment->kv->num_slots;

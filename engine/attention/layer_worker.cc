@@ -45,7 +45,8 @@ LayerWorker::LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& op
       residency_(store,
                  {.max_rows = options.max_rows,
                   .max_segments = options.max_segments,
-                  .fetch_blocks = options.fetch_blocks},
+                  .fetch_blocks = options.fetch_blocks,
+                  .value_fetch = options.values.fetch},
                  stats, clock),
       stride_(std::clamp(options.max_top_k, 2, std::max(2, BlocksOf(options.max_context)))),
       tile_blocks_(options.num_kv_heads),
@@ -79,6 +80,7 @@ absl::Status LayerWorker::Allocate() {
            Reserve(rows * heads, &selection->counts) &&
            Reserve(rows * heads * stride_, &selection->pages);
     if (has_biases()) fits = fits && Reserve(rows * heads * stride_, &selection->biases);
+    if (draws_values()) fits = fits && Reserve(rows * heads * stride_, &selection->values);
   }
   if (!fits) {
     return absl::ResourceExhaustedError(
@@ -86,6 +88,7 @@ absl::Status LayerWorker::Allocate() {
                      " blocks each (batched_tokens, max_top_k_blocks)"));
   }
   if (options_.infinigen.basis != nullptr) AUGUR_RETURN_IF_ERROR(CreateInfinigen());
+  if (options_.values.offered()) AUGUR_RETURN_IF_ERROR(AllocateSampled());
   const size_t segments = options_.max_segments;
   const size_t touched = (rows / kBlockTokens + 3 * segments) * heads;
   const size_t context_blocks = (options_.max_context + kBlockTokens - 1) / kBlockTokens;
@@ -134,6 +137,7 @@ void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
     RestoreKeys(segment);
     RestoreBiases(segment);
     RestorePartialKeys(segment);
+    RestoreValueSums(segment);
     if (tiered && !chunk) {
       const memory::ForcedBlocks forced =
           segment.attention->selects() ? ForcedOf(segment) : memory::ForcedBlocks{};
@@ -141,14 +145,21 @@ void LayerWorker::BeginStep(std::span<const StepSegment> segments, int rows) {
     }
     const int end = segment.rows.first_position + segment.rows.num_rows;
     for (int position = segment.rows.first_position; position < end;) {
-      const int next =
+      int next =
           std::min(end, NextPolicyChange(*segment.attention, position, segment.prompt_tokens));
+      // Generated tokens sample, also where they are computed again in a chunk.
+      const bool sampled = segment.attention->values.sampled && position >= segment.prompt_tokens;
+      AUGUR_CHECK(!sampled || options_.values.offered());
+      if (segment.attention->values.sampled && !sampled) {
+        next = std::min(next, segment.prompt_tokens);
+      }
       const int row = segment.rows.first_row + position - segment.rows.first_position;
       pieces_.push_back({.segment = &segment,
                          .rows = {row, next - position, position},
                          .policy = PolicyAt(*segment.attention, position, segment.prompt_tokens),
                          .tiered = tiered,
-                         .chunk = chunk});
+                         .chunk = chunk,
+                         .sampled = sampled});
       position = next;
     }
   }
@@ -198,6 +209,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
   residency_.BeginLayer(layer, layer == 0 ? 0 : staged_places_);
   AppendAndCompress(layer, qkv);
   AppendBiases(layer);
+  AppendValueSums(layer);
   if (observer_ != nullptr) {
     backend_->Synchronize();
     observer_->Observe(layer, rows_, qkv, options_.row_stride(), input);
@@ -208,6 +220,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
   SelectNow(layer, qkv);
   residency_.WaitForLayer(layer);
   MeasureRecall(layer, qkv);
+  SampleQueries(layer, qkv);
   Attend(layer, qkv, attended);
   WriteBehind(layer);
 }
@@ -216,6 +229,7 @@ void LayerWorker::EndStep() {
   for (const StepSegment& segment : segments_) {
     EndInfinigen(segment);
     segment.kv->biased_blocks = std::max(segment.kv->biased_blocks, CompleteBlocks(segment.rows));
+    segment.kv->summed_blocks = std::max(segment.kv->summed_blocks, CompleteBlocks(segment.rows));
     if (!segment.kv->demand.selects) continue;
     segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, CompleteBlocks(segment.rows));
   }
@@ -457,6 +471,7 @@ void LayerWorker::Request(int layer, TransferKind kind) {
          .blocks = selection.blocks.data() + at,
          .counts = selection.counts.data() + size_t(piece.rows.first_row) * options_.num_kv_heads,
          .pages = selection.pages.data() + at,
+         .values = piece.sampled && draws_values() ? selection.values.data() + at : nullptr,
          .stride = stride_});
   }
   if (!requests_.empty()) residency_.Request(layer, kind, requests_);

@@ -78,6 +78,7 @@ struct LayerWorkerOptions {
   // Create.
   InfinigenOptions infinigen;
   EvictionOptions eviction;
+  ValueSampling values = {};
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
@@ -115,7 +116,8 @@ class LayerWorker {
     kernels::Segment rows;
     AttentionPolicy policy = AttentionPolicy::kDense;
     bool tiered = false;
-    bool chunk = false;  // tiered with more than one row
+    bool chunk = false;    // tiered with more than one row
+    bool sampled = false;  // its rows are generated tokens that sample
     bool in_slots() const { return tiered && !chunk; }
     bool selects() const { return policy != AttentionPolicy::kDense; }
   };
@@ -131,10 +133,11 @@ class LayerWorker {
   };
   // Choices for one layer: rows of it that are valid are known by their pieces.
   struct Selection {
-    std::span<int32_t> blocks;          // [max_rows][kv heads][stride]
-    std::span<int32_t> counts;          // [max_rows][kv heads]
-    std::span<const std::byte*> pages;  // [max_rows][kv heads][stride]
-    std::span<const float*> biases;     // likewise; empty: the model has none
+    std::span<int32_t> blocks;           // [max_rows][kv heads][stride]
+    std::span<int32_t> counts;           // [max_rows][kv heads]
+    std::span<const std::byte*> pages;   // [max_rows][kv heads][stride]
+    std::span<const float*> biases;      // likewise; empty: the model has none
+    std::span<const std::byte*> values;  // likewise, of rows that sample; empty: none may
   };
 
   LayerWorker(kernels::Backend* backend, const LayerWorkerOptions& options, memory::KvStore* store,
@@ -176,6 +179,33 @@ class LayerWorker {
   void RunEvictionBias(int layer);
   void AppendBiases(int layer);
   void RestoreBiases(const StepSegment& segment);
+
+  // layer_sampled.cc
+  bool draws_values() const {
+    return options_.values.offered() && !options_.values.samples_queries();
+  }
+  bool has_value_sums() const { return store_->pools().layout.has_value_sums(); }
+  absl::Status AllocateSampled();
+  void AppendValueSums(int layer);
+  void RestoreValueSums(const StepSegment& segment);
+  int SamplesOf(const Piece& piece, int layer) const;
+  int PositionOf(const Piece& piece, int row) const {
+    return piece.rows.first_position + row - piece.rows.first_row;
+  }
+  void ClearSampled();
+  // The row with the lists that are common to all kinds of rows; keys and values are the caller's.
+  kernels::SampledSegment* NewSampledRow(const Piece& piece, int row, int layer);
+  void AddSampledDense(const Piece& piece, int row, int layer);
+  void AddSampledSelection(const Piece& piece, int row, int layer);
+  void AddSampledSums(const Piece& piece, int row, int layer, kernels::SampledSegment* segment);
+  void RunSampled(int layer, const float* qkv, float* attended);
+  kernels::SampledAttentionParams SampledParams(int layer, const float* qkv, float* attended) const;
+  void AttendSampledInPlace(int layer, const float* qkv, float* attended);
+  void AttendSampledStream(const Piece& piece, int row, int layer, const float* qkv,
+                           float* attended);
+  void ScoreStream(const Piece& piece, int row, int layer, const float* qkv, float* attended);
+  const std::byte* OwnPage(const Piece& piece, int layer, int kv_head, int block);
+  void SampleQueries(int layer, float* qkv);
 
   // layer_infinigen.cc
   absl::Status CreateInfinigen();
@@ -252,6 +282,20 @@ class LayerWorker {
   std::vector<memory::BlockRequest> requests_;
   std::vector<std::vector<int32_t>> tile_blocks_;  // [kv heads]
   std::vector<std::vector<int32_t>> grown_blocks_;
+
+  // Of rows that sample.
+  std::span<float> stream_scores_;     // [q heads][max_context rounded up to blocks]
+  std::span<float> own_sums_;          // [kv heads][head_dim]: of a row in the middle of a chunk
+  std::vector<int32_t> entry_rows_;    // [sampled rows][kv heads][list stride]
+  std::vector<int32_t> whole_counts_;  // [sampled rows][kv heads]: entries of lists of all blocks
+  std::vector<const Piece*> sampled_pieces_;  // of each sampled segment
+  std::vector<const std::byte*> sampled_keys_;
+  std::vector<const std::byte*> sampled_values_;
+  std::vector<const float*> sampled_sums_;
+  std::vector<float*> sum_targets_;
+  std::vector<kernels::SampledSegment> sampled_segments_;
+  std::vector<kernels::SampledCounts> sampled_counts_;
+  std::vector<kernels::SampleQueriesSegment> sampled_queries_;
 };
 
 }  // namespace augur::engine

@@ -62,12 +62,13 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& bac
                                                      const ModelConfig& config,
                                                      kernels::DType kv_dtype,
                                                      const ModelOptions& options, int max_context,
-                                                     int max_top_k) {
+                                                     int max_top_k, bool value_sums) {
   const KvOptions& kv = options.kv;
   const int staging_blocks = StagingBlocks(kv, max_top_k);
   memory::KvMemoryOptions plan;
-  plan.layout = memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
-                                     kernels::BytesOf(kv_dtype), config.has_eviction_heads);
+  plan.layout =
+      memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
+                           kernels::BytesOf(kv_dtype), config.has_eviction_heads, value_sums);
   if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "
@@ -175,6 +176,7 @@ struct RunnerShape {
   AttentionPolicy decode_policy = AttentionPolicy::kDense;
   kernels::DType kv_dtype = kernels::DType::kF32;
   bool has_forecast = false;
+  ValueSampling values = {};
 };
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
@@ -209,7 +211,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
                                     .staging_blocks = StagingBlocks(options.kv, shape.max_top_k),
                                     .prefetch = options.kv.prefetch,
                                     .recall_every = options.kv.recall_every,
-                                    .compute_threads = options.compute_threads},
+                                    .compute_threads = options.compute_threads,
+                                    .values = shape.values},
                                    kv, clock);
 }
 
@@ -226,6 +229,10 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   LoadedModel model;
   AUGUR_ASSIGN_OR_RETURN(model.max_context, EffectiveContext(config, options));
   AUGUR_ASSIGN_OR_RETURN(model.attention, ResolveAttention(options.attention, config.sparse));
+  AUGUR_ASSIGN_OR_RETURN(model.attention.values,
+                         ResolveValues(options.attention.values, config.num_layers,
+                                       options.kv.residency, backend->IsDevice()));
+  model.attention.choice.values.sampled = model.attention.values.sampled;
   if (backend->IsDevice()) {
     AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention.choice));
   }
@@ -257,7 +264,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   const kernels::DType kv_dtype = options.kv.dtype.value_or(loaded.weights.dtype);
   AUGUR_ASSIGN_OR_RETURN(
       const memory::KvMemoryOptions plan,
-      PlanKvMemory(*backend, config, kv_dtype, options, model.max_context, max_top_k));
+      PlanKvMemory(*backend, config, kv_dtype, options, model.max_context, max_top_k,
+                   model.attention.values.needs_value_sums()));
   std::unique_ptr<memory::DeviceTransfers> transfers;
   if (backend->IsDevice() && plan.num_host_blocks > 0) {
     AUGUR_ASSIGN_OR_RETURN(transfers, memory::DeviceTransfers::Create(backend));
@@ -282,7 +290,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                      .num_slots = model.attention.num_slots(),
                                      .decode_policy = model.attention.choice.decode,
                                      .kv_dtype = kv_dtype,
-                                     .has_forecast = !forecast_heads.empty()},
+                                     .has_forecast = !forecast_heads.empty(),
+                                     .values = model.attention.values},
                                     model.kv.get(), device_transfers, clock));
   return model;
 }

@@ -56,7 +56,8 @@ LayerWorkerOptions TransformerRunner::AttentionOptions() const {
           .eviction = {.weights = config_.has_eviction_heads
                                       ? std::span<const LayerWeights>(weights.layers)
                                       : std::span<const LayerWeights>(),
-                       .query_top_k = config_.query_top_k_blocks}};
+                       .query_top_k = config_.query_top_k_blocks},
+          .values = options_.values};
 }
 
 TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfig& config,

@@ -34,6 +34,7 @@ struct TransformerRunnerOptions {
   bool prefetch = true;
   int recall_every = 0;
   int compute_threads = 1;
+  ValueSampling values = {};  // not offered: no request samples
 };
 
 class TransformerRunner final : public ModelRunner {

@@ -65,6 +65,13 @@ class CallRecorder final : public Backend {
   void PagedAttention(const PagedAttentionParams& params) override {
     Keep(&Backend::PagedAttention, params);
   }
+  void SampledAttention(const SampledAttentionParams& params) override {
+    Keep(&Backend::SampledAttention, params);
+  }
+  void SumValues(const SumValuesParams& params) override { Keep(&Backend::SumValues, params); }
+  void SampleQueries(const SampleQueriesParams& params) override {
+    Keep(&Backend::SampleQueries, params);
+  }
   void GatedSilu(const GatedSiluParams& params) override { Keep(&Backend::GatedSilu, params); }
   void SampleTokens(const SampleTokensParams& params) override {
     Keep(&Backend::SampleTokens, params);

@@ -9,7 +9,9 @@
 // the next power of two of what one token of the longest sequence seen needs (4 bytes for each head
 // of a group and key: 512 KB for 16 heads and the 8,192 compressed keys of 128 Ki tokens), and
 // about 1 KiB for each of its blocks; PagedAttention keeps 40 bytes for each (row, kv head) with a
-// list of its own in the largest call seen. Failure: a bad shape is a CHECK.
+// list of its own in the largest call seen; SampledAttention keeps scores of as many rows as fit
+// kSampledScoreBytes, or of one where that is more (4 bytes for each query head and token), and
+// lists of what was drawn. Failure: a bad shape is a CHECK.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +23,7 @@
 #include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/value_sampling.h"
 
 namespace augur::kernels {
 
@@ -53,6 +56,9 @@ class CpuBackend final : public Backend {
   void ProjectQueries(const ProjectQueriesParams& params) override;
   void EvictionBias(const EvictionBiasParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
+  void SampledAttention(const SampledAttentionParams& params) override;
+  void SumValues(const SumValuesParams& params) override;
+  void SampleQueries(const SampleQueriesParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
   void MapPages(const MapPagesParams& params) override;
@@ -86,6 +92,32 @@ class CpuBackend final : public Backend {
   struct AttentionItem {
     AttentionSpan span;
     int64_t cost = 0;  // in query rows x blocks
+  };
+
+  // One (segment, kv head) of SampledAttention.
+  struct SampledItem {
+    int segment = 0;
+    int kv_head = 0;
+    float* scores = nullptr;  // [heads][stride]
+    size_t stride = 0;
+  };
+  // Some entries of an item whose keys are scored together.
+  struct ScoreItem {
+    int item = 0;
+    int begin = 0;
+    int end = 0;
+  };
+  // What drawing and gathering need for one item at a time.
+  struct DrawScratch {
+    std::vector<HeadDistribution> group;
+    std::vector<std::vector<ValueDraw>> draws;  // [heads]
+    std::vector<size_t> next;                   // [heads] into draws
+    std::vector<float> probabilities;
+    std::vector<int32_t> tokens;  // drawn of one entry
+    std::vector<float> weights;   // [tokens][heads]
+    std::vector<float> mass;      // [heads] of an entry, drawn
+    std::vector<float> sums;      // [2][heads][padded]: of some entries, of those before
+    SampledCounts counts;
   };
 
   // One window of CompressKeys: its two halves of 16 keys and its place.
@@ -133,6 +165,16 @@ class CpuBackend final : public Backend {
   void PlanChoices(const PagedAttentionParams& params, const AttentionSegment& segment);
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
+  const int32_t* SampledBlocks(const SampledAttentionParams& params, const SampledItem& item) const;
+  void ScoreSampled(const SampledAttentionParams& params);
+  void DrawAndGather(const SampledAttentionParams& params, const SampledItem& item,
+                     DrawScratch& scratch) const;
+  void DrawItem(const SampledAttentionParams& params, const SampledItem& item,
+                DrawScratch& scratch) const;
+  void GatherItem(const SampledAttentionParams& params, const SampledItem& item,
+                  DrawScratch& scratch) const;
+  int GatherEntry(const SampledAttentionParams& params, const SampledItem& item, int entry,
+                  DrawScratch& scratch) const;
 
   const IsaKernels& isa_;
   ThreadPool pool_;
@@ -147,6 +189,13 @@ class CpuBackend final : public Backend {
   std::vector<SelectItem> select_items_;           // likewise
   std::vector<AttentionSpan> merge_spans_;         // likewise
   std::vector<int64_t> place_victims_;             // likewise
+  AlignedBuffer sampled_scores_;                   // of the items under way
+  std::vector<AlignedBuffer> score_scratch_;       // one a thread, for SampledAttention
+  std::vector<DrawScratch> draw_scratch_;          // likewise
+  std::vector<SampledItem> sampled_items_;         // kept for its capacity
+  std::vector<ScoreItem> score_items_;             // likewise
+  std::vector<SampledCounts> item_counts_;         // likewise
+  std::vector<int32_t> every_block_;               // 0, 1, ...: of lists that name no blocks
 };
 
 // Below this many floats an item costs less than handing it to another thread (about a

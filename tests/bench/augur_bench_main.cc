@@ -16,6 +16,7 @@
 #include "tests/bench/model_bench.h"
 #include "tests/bench/tiers_bench.h"
 #include "tests/bench/transfer_bench.h"
+#include "tests/bench/value_bench.h"
 
 namespace augur::bench {
 namespace {
@@ -36,7 +37,16 @@ struct Options {
   LinearBenchOptions linear;
   TiersBenchOptions tiers;
   TransferBenchOptions transfers;
+  ValueBenchOptions values;
 };
+
+void AddValueOptions(CLI::App* command, ValueBenchOptions* options) {
+  command->add_option("--model", options->folder, "model folder");
+  command->add_option("--text", options->texts, "files that the prompt is made of")->required();
+  command->add_option("--tokens", options->tokens, "of the prompt, at most");
+  command->add_option("--steps", options->steps, "generated tokens");
+  command->add_option("--rows", options->rows, "budgets of distinct rows")->delimiter(',');
+}
 
 void AddModelOptions(CLI::App* command, ModelBenchOptions* options, bool prefills, bool decodes) {
   command->add_option("--model", options->folder, "model folder");
@@ -97,6 +107,7 @@ int Main(int argc, char** argv) {
   CLI::App* ceilings = app.add_subcommand("ceilings", "what a CUDA device can do at best");
   CLI::App* transfers = AddTransferCommand(&app, &options.transfers);
   CLI::App* tiers = AddTiersCommand(&app, &options.tiers);
+  CLI::App* values = app.add_subcommand("values", "error of sampled attention on a model's values");
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
   for (CLI::App* command : {matmul, all}) {
     command->add_option("--rows", options.rows, "rows of x")->delimiter(',');
@@ -109,6 +120,7 @@ int Main(int argc, char** argv) {
       ->delimiter(',');
   linear->add_option("--prefill-rows", options.linear.prefill_rows, "rows of a prompt's chunk")
       ->delimiter(',');
+  AddValueOptions(values, &options.values);
   CLI11_PARSE(app, argc, argv);
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
@@ -130,6 +142,7 @@ int Main(int argc, char** argv) {
                       limits.read_bytes_per_second(1 << 30));
     return 0;
   }
+  if (*values) return RunValueBench(backend.get(), context, options.values) ? 0 : kExitBadCase;
   if ((*matmul || *all) && !backend->IsDevice()) {
     RunMatmulBench(backend.get(), context, options.rows);
   }

@@ -79,6 +79,53 @@ std::string Refusal(const AttentionSettings& settings) {
   return resolved.ok() ? "no error" : std::string(resolved.status().message());
 }
 
+TEST(ResolveValuesTest, OneNumberOrOneALayer) {
+  ValueSettings settings{.sampled = true, .samples = {64}};
+  const auto same = ResolveValues(settings, 3, ResidencyMode::kTiered, false);
+  ASSERT_TRUE(same.ok());
+  EXPECT_EQ(same->samples, (std::vector<int>{64, 64, 64}));
+  EXPECT_TRUE(same->needs_value_sums());
+  settings = {.request_override = true, .estimator = ValueEstimator::kIid, .samples = {1, 2, 3}};
+  const auto list = ResolveValues(settings, 3, ResidencyMode::kDevice, false);
+  ASSERT_TRUE(list.ok());
+  EXPECT_EQ(list->samples, settings.samples);
+  EXPECT_FALSE(list->needs_value_sums());
+  EXPECT_FALSE(ResolveValues({}, 3, ResidencyMode::kDevice, true)->offered());
+  EXPECT_EQ(ParseSamples("5,6"), (std::vector<int>{5, 6}));
+  for (const char* text : {"", "0", "-1", "5,", "5;6", "99999999999"}) {
+    EXPECT_FALSE(ParseSamples(text)) << text;
+  }
+}
+
+TEST(ResolveValuesTest, RefusesByKeyValueAndLimit) {
+  const auto refusal = [](ValueSettings settings, ResidencyMode residency = ResidencyMode::kDevice,
+                          bool on_device = false) {
+    settings.sampled = true;
+    const auto values = ResolveValues(settings, 6, residency, on_device);
+    return values.ok() ? "no error" : std::string(values.status().message());
+  };
+  EXPECT_EQ(refusal({.samples = {1, 2, 3}}),
+            "attention.values.samples: expected 1 number or one for each of the model's 6 layers, "
+            "found 3");
+  EXPECT_EQ(refusal({.samples = {5000}}),
+            "attention.values.samples: expected 1 to 4096 (attention.values.max_samples), found "
+            "5000");
+  EXPECT_EQ(refusal({.samples = {0}}),
+            "attention.values.samples: expected 1 to 4096 (attention.values.max_samples), found 0");
+  EXPECT_EQ(refusal({.max_samples = 65537}),
+            "attention.values.max_samples: expected 1 to 65536, found 65537");
+  EXPECT_NE(refusal({}, ResidencyMode::kDevice, true).find("device: cuda"), std::string::npos);
+  const ValueSettings scores{.estimator = ValueEstimator::kBernoulliScores,
+                             .budget = kernels::ValueBudget::kDraws};
+  EXPECT_EQ(refusal(scores), "no error");
+  EXPECT_NE(refusal(scores, ResidencyMode::kTiered)
+                .find("residency: tiered, found "
+                      "bernoulli_scores"),
+            std::string::npos);
+  EXPECT_NE(refusal({.estimator = ValueEstimator::kBernoulliScores}).find("expected draws"),
+            std::string::npos);
+}
+
 TEST(ResolveAttentionTest, RefusesByKeyValueAndLimit) {
   AttentionSettings settings;
   settings.top_k_blocks = 8;

@@ -17,6 +17,8 @@ namespace {
 
 constexpr KvLayout kLayout{.num_layers = 4, .num_kv_heads = 2, .page_bytes = 256, .key_bytes = 8};
 constexpr ResidencyLimits kLimits{.max_rows = 256, .max_segments = 2, .fetch_blocks = 3};
+constexpr ResidencyLimits kRowsOnly{
+    .max_rows = 256, .max_segments = 2, .fetch_blocks = 3, .value_fetch = ValueFetch::kRows};
 constexpr KvDemand kTiered{.residency = Residency::kTiered, .selects = false, .num_slots = 4};
 constexpr int kMostBlocks = 12;
 
@@ -43,8 +45,8 @@ class LayerResidencyTest : public testing::Test {
   static void Fill(std::byte* page, std::byte mark) {
     std::memset(page, static_cast<int>(mark), kLayout.page_bytes);
   }
-  static bool Holds(const std::byte* page, std::byte mark) {
-    for (size_t i = 0; i < kLayout.page_bytes; ++i) {
+  static bool Holds(const std::byte* page, std::byte mark, size_t bytes = kLayout.page_bytes) {
+    for (size_t i = 0; i < bytes; ++i) {
       if (page[i] != mark) return false;
     }
     return true;
@@ -80,17 +82,20 @@ class LayerResidencyTest : public testing::Test {
 
   // A decode row's request for the same blocks in both heads.
   std::vector<const std::byte*> Request(int layer, TransferKind kind, int position,
-                                        std::vector<int32_t> blocks) {
+                                        std::vector<int32_t> blocks,
+                                        std::vector<const std::byte*>* values = nullptr) {
     std::vector<const std::byte*> pages(kLayout.num_kv_heads * blocks.size());
     const std::vector<int32_t> counts(kLayout.num_kv_heads, static_cast<int>(blocks.size()));
     std::vector<int32_t> lists = blocks;
     lists.insert(lists.end(), blocks.begin(), blocks.end());
+    if (values != nullptr) values->assign(pages.size(), nullptr);
     const BlockRequest row{.kv = kv_,
                            .position = position,
                            .forced = {.init = 0, .local = 1},
                            .blocks = lists.data(),
                            .counts = counts.data(),
                            .pages = pages.data(),
+                           .values = values == nullptr ? nullptr : values->data(),
                            .stride = static_cast<int>(blocks.size())};
     residency_->Request(layer, kind, {&row, 1});
     return pages;
@@ -191,6 +196,55 @@ TEST_F(LayerResidencyTest, MissingBlocksAreThereAfterTheWait) {
   Request(3, TransferKind::kFetch, 4 * 64 - 1, {1, 3});
   residency_->WaitForLayer(3);
   EXPECT_EQ(stats_.prefetch_miss.load(), 2u);
+}
+
+// A sampled token's block moves its keys; rows of its values are read in the host page and counted,
+// until the values move too.
+TEST_F(LayerResidencyTest, KeysAloneThenRowsThenValues) {
+  constexpr size_t kHalf = kLayout.page_bytes / 2;
+  for (const bool moves : {false, true}) {
+    SCOPED_TRACE(moves);
+    store_->Release(1);
+    SetUp();
+    if (!moves) residency_.emplace(&*store_, kRowsOnly, &stats_, &clock_);
+    RunChunk(0, 4);
+    LetCopiesEnd();
+    const uint64_t key_bytes = stats_.key_bytes, row_bytes = stats_.row_bytes;
+    std::vector<const std::byte*> values;
+    const auto pages = Request(1, TransferKind::kFetch, 4 * 64 - 1, {0, 3}, &values);
+    residency_->WaitForLayer(1);
+    EXPECT_TRUE(Holds(pages[0], Mark(1, 0, 0), kHalf));
+    EXPECT_FALSE(Holds(pages[0] + kHalf, Mark(1, 0, 0), kHalf)) << "keys alone";
+    const std::byte* host = store_->pools().host_page(kv_->host_blocks[0], 1, 0) + kHalf;
+    EXPECT_EQ(values[0], host);
+    EXPECT_EQ(values[1], pages[1] + kHalf) << "whole since the chunk";
+    EXPECT_EQ(stats_.key_bytes - key_bytes, 2 * kHalf);
+    const std::vector<int32_t> blocks = {0, 3, 0, 3}, counts = {2, 2}, rows = {3, 5, 0, 7};
+    residency_->NoteValueRows(kv_, 1, blocks.data(), counts.data(), rows.data(), 2);
+    EXPECT_EQ(stats_.row_bytes - row_bytes, 3 * kLayout.row_bytes());
+    EXPECT_EQ(kv_->value_moves.size(), moves ? 1u : 0u);
+    residency_->PrepareTail(kv_, 4 * 64 - 1, {.init = 0, .local = 1});
+    EXPECT_TRUE(kv_->value_moves.empty()) << "waited for before slots may change";
+    Request(1, TransferKind::kFetch, 4 * 64 - 1, {0, 3}, &values);
+    residency_->WaitForLayer(1);
+    EXPECT_EQ(values[0] == host, !moves);
+    EXPECT_TRUE(Holds(values[0], Mark(1, 0, 0), kHalf));
+    EXPECT_NE(values[2], pages[2] + kHalf) << "nothing was read of the other head's block";
+    EXPECT_EQ(transfers_->fault(), "");
+  }
+  // An H200's link: values of 64 rows of 256 bytes cost as much as rows of them in twelve steps.
+  EXPECT_NEAR(LinkNs(64 * 256) / LinkNs(4 * 256), 11.5, 0.1);
+  EXPECT_NEAR(LinkNs(64 * 256) / LinkNs(16 * 256), 4.0, 0.01);
+}
+
+// Whoever asks for whole blocks after a sample of them would read keys beside old values.
+TEST_F(LayerResidencyTest, WholeBlocksAreNotTakenFromSlotsOfKeys) {
+  RunChunk(0, 4);
+  LetCopiesEnd();
+  std::vector<const std::byte*> values;
+  Request(1, TransferKind::kFetch, 4 * 64 - 1, {0, 3}, &values);
+  residency_->WaitForLayer(1);
+  EXPECT_DEATH(Request(1, TransferKind::kFetch, 4 * 64, {0, 3}), "slot_has_values");
 }
 
 TEST_F(LayerResidencyTest, ABlockThatHasNotLandedIsWaitedForBeforeItsFetch) {

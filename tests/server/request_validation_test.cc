@@ -210,6 +210,35 @@ TEST(RequestValidationTest, AttentionOfADeploymentThatSelects) {
             "sparse/infinigen/12/1/4/-1");
 }
 
+TEST(RequestValidationTest, SampledValues) {
+  Deployment deployment = TestDeployment();
+  deployment.values = {.request_override = true, .max_samples = 500};
+  Check({{"attention { value_mode: VALUE_MODE_SAMPLED }", kOk, ""},
+         {"attention { value_mode: VALUE_MODE_SAMPLED value_samples: 500 }", kOk, ""},
+         {"attention { value_mode: VALUE_MODE_SAMPLED value_samples: 0 }", kInvalid,
+          "attention.value_samples: expected 1 to 500 (attention.values.max_samples), found 0"},
+         {"attention { value_mode: VALUE_MODE_SAMPLED value_samples: 501 }", kInvalid, "found 501"},
+         {"attention { value_samples: 64 }", kInvalid, "found exact values"},
+         {"attention { value_mode: VALUE_MODE_EXACT value_samples: 64 }", kInvalid,
+          "found exact values"}},
+        deployment, "text: 'a' ");
+  const auto values = [&](const std::string& text) {
+    return Validate(Parse("text: 'a' " + text), deployment)->attention.values;
+  };
+  EXPECT_FALSE(values("").sampled);
+  EXPECT_TRUE(values("attention { value_mode: VALUE_MODE_SAMPLED value_samples: 9 }").sampled);
+  EXPECT_EQ(values("attention { value_mode: VALUE_MODE_SAMPLED value_samples: 9 }").samples, 9);
+  // One mode alone: the other is refused, and so is another number.
+  deployment.values = {.sampled = true, .max_samples = 500};
+  deployment.attention.values.sampled = true;
+  Check({{"attention { value_mode: VALUE_MODE_SAMPLED }", kOk, ""},
+         {"attention { value_mode: VALUE_MODE_EXACT }", kNotServed, "VALUE_MODE_EXACT"},
+         {"attention { value_samples: 64 }", kNotServed, "attention.value_samples"},
+         {"attention { value_samples: 0 }", kInvalid, "found 0"}},
+        deployment, "text: 'a' ");
+  EXPECT_TRUE(values("").sampled);
+}
+
 TEST(RequestValidationTest, UnknownEnumNumbers) {
   v1::CompleteRequest request = Parse("text: 'a'");
   request.mutable_attention()->set_policy(static_cast<v1::AttentionPolicy>(9));

@@ -173,6 +173,28 @@ TEST_F(ServerConfigTest, AttentionAndTiers) {
   EXPECT_GT(config->host_kv_bytes, 0);
 }
 
+TEST_F(ServerConfigTest, SampledValues) {
+  EXPECT_EQ(Error("attention.values.mode: some"),
+            "augur.yaml:1: attention.values.mode: expected exact or sampled, found \"some\"");
+  EXPECT_EQ(Error("attention.values.samples: 0"),
+            "augur.yaml:1: attention.values.samples: expected a positive integer, or one a layer "
+            "with commas between, found \"0\"");
+  EXPECT_NE(Error("attention.values.estimator: best").find("expected iid, stratified"),
+            std::string::npos);
+  EXPECT_NE(Error("attention.values.max_samples: 65537").find("from 1 to 65536"),
+            std::string::npos);
+  const auto config = Load(
+      "attention.values.mode: sampled\nattention.values.estimator: flash\n"
+      "attention.values.budget: draws\nattention.values.samples: 5,6\n"
+      "attention.values.fetch: rows\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->values.sampled);
+  EXPECT_EQ(config->values.estimator, engine::ValueEstimator::kFlash);
+  EXPECT_EQ(config->values.budget, kernels::ValueBudget::kDraws);
+  EXPECT_EQ(config->values.samples, (std::vector<int>{5, 6}));
+  EXPECT_EQ(config->values.fetch, memory::ValueFetch::kRows);
+}
+
 TEST_F(ServerConfigTest, RefusesWhatIsNoMap) {
   EXPECT_EQ(Error("- a\n- b\n"), "augur.yaml:1: expected a map of keys to values");
   EXPECT_EQ(Error("batch: 1\n---\nbatch: 2\n"), "augur.yaml: expected one YAML document, found 2");

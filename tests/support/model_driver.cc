@@ -90,10 +90,14 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
   auto weights = engine::LoadTransformerWeights(**checkpoint, config_, backend_.get(),
                                                 heads ? &*heads : nullptr);
   AUGUR_CHECK(weights.ok());
+  const auto values = engine::ResolveValues(options.values, config_.num_layers,
+                                            engine::ResidencyMode::kDevice, /*on_device=*/false);
+  EXPECT_TRUE(values.ok()) << values.status();
+  values_ = *values;
   memory::KvMemoryOptions plan;
-  plan.layout =
-      memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
-                           kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads);
+  plan.layout = memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
+                                     kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads,
+                                     values_.needs_value_sums());
   plan.num_frames = options.frames;
   plan.num_host_blocks = options.host_blocks;
   plan.num_staging_pages =
@@ -146,7 +150,8 @@ void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_foreca
                                                    .max_top_k = options_.max_top_k,
                                                    .staging_blocks = options_.staging_blocks,
                                                    .prefetch = options_.prefetch,
-                                                   .recall_every = options_.recall_every},
+                                                   .recall_every = options_.recall_every,
+                                                   .values = values_},
                                                   kv_.get(), &clock_);
   AUGUR_CHECK(runner.ok());
   host_runner_ = *std::move(runner);
@@ -230,6 +235,7 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     segment.prompt_tokens = sequence.prompt_tokens;
     segment.wants_token = true;
     segment.sampling.temperature = 0;
+    segment.sampling.seed = sequence.seed;
     segment.sampling.position = static_cast<uint32_t>(sequence.computed + part.rows);
     segments.push_back(segment);
     const auto first = sequence.tokens.begin() + sequence.computed;

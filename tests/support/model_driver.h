@@ -46,6 +46,7 @@ struct ModelDriverOptions {
   int recall_every = 0;
   std::string forecast_heads = {};  // file; empty: none
   memory::CopyThreadsOptions copies = {};
+  engine::ValueSettings values = {};  // resolved for the model by the driver
 };
 
 class ModelDriver {
@@ -60,6 +61,7 @@ class ModelDriver {
     int prompt_tokens = 0;
     int computed = 0;
     engine::AttentionChoice attention;
+    uint64_t seed = 0;
   };
 
   // `room`: tokens that may be appended. hits: blocks taken from the cache under PublishAll's keys.
@@ -94,6 +96,7 @@ class ModelDriver {
   const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
   // What Decode goes on from, after other sequences have stepped.
   void RestoreSampled(const std::vector<int32_t>& sampled) { outputs_.tokens = sampled; }
+  void set_observer(engine::AttentionObserver* observer) { host_runner_->set_observer(observer); }
   int vocab() const { return config_.vocab_size; }
   const engine::ModelConfig& config() const { return config_; }
   const engine::LayerWorker& layer_worker() const { return host_runner_->layer_worker(); }
@@ -107,6 +110,7 @@ class ModelDriver {
   engine::ModelRunner* runner();
 
   const ModelDriverOptions options_;
+  engine::ValueSampling values_;
   memory::SteadyClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
   engine::ModelConfig config_;

@@ -18,6 +18,7 @@ class TestPools {
     host_.resize(pages * layout.page_bytes, kPattern);
     host_keys_.resize(pages * layout.key_bytes, kPattern);
     host_biases_.resize(pages * layout.bias_bytes, kPattern);
+    host_sums_.resize(pages * layout.sum_bytes, kPattern);
     staging_.resize(num_staging_pages * layout.page_bytes, kPattern);
     pools_ = {.layout = layout,
               .num_frames = num_frames,
@@ -27,6 +28,7 @@ class TestPools {
               .host = host_.data(),
               .host_keys = host_keys_.data(),
               .host_biases = host_biases_.data(),
+              .host_sums = host_sums_.data(),
               .staging = staging_.data()};
   }
   TestPools(const TestPools&) = delete;
@@ -41,6 +43,7 @@ class TestPools {
   std::vector<std::byte> host_;
   std::vector<std::byte> host_keys_;
   std::vector<std::byte> host_biases_;
+  std::vector<std::byte> host_sums_;
   std::vector<std::byte> staging_;
   memory::KvPools pools_;
 };

@@ -142,6 +142,42 @@ constexpr size_t SelectScratchFloats(int key_dim) {
   return size_t(2 * 64 + kSelectMaxRows) * PaddedHeadDim(key_dim);
 }
 
+// Keys of entries [begin, end) of one (row, kv head) of sampled attention.
+struct SampledScoreSpan {
+  const float* q = nullptr;  // [heads][head_dim]
+  const std::byte* const* keys = nullptr;
+  const int32_t* blocks = nullptr;
+  const float* const* biases = nullptr;  // may be null
+  float* scores = nullptr;   // [heads][scores_stride], in powers of two; entry e's at 64 e
+  float* scratch = nullptr;  // SampledScratchFloats
+  size_t scores_stride = 0;
+  int begin = 0;
+  int end = 0;
+  int position = 0;
+  int heads = 0;
+  int head_dim = 0;
+  DType dtype{};
+  float scale = 1.0f;
+};
+
+// Keys of a block transposed and widened, queries scaled.
+constexpr size_t SampledScratchFloats(int heads, int head_dim) {
+  return size_t(2 * 64 + heads) * PaddedHeadDim(head_dim);
+}
+
+// Drawn rows of one entry, for the heads of its group.
+struct ValueGather {
+  const std::byte* values = nullptr;  // [64][head_dim] of dtype
+  const int32_t* tokens = nullptr;    // [count], ascending
+  const float* weights = nullptr;     // [count][heads]; a row of weight 0 is left out for the head
+  float* sums = nullptr;              // [heads], sums_stride apart
+  size_t sums_stride = 0;             // at least PaddedHeadDim
+  int count = 0;
+  int heads = 0;
+  int head_dim = 0;
+  DType dtype{};
+};
+
 struct IsaKernels {
   const char* name;
   int panel_columns;
@@ -158,6 +194,15 @@ struct IsaKernels {
   void (*compress_window)(DType dtype, const void* first, const void* second, void* out,
                           int head_dim);
   void (*score_blocks)(const SelectSpan& span);
+
+  // Sampled attention: sampled_body.h.
+  void (*score_entries)(const SampledScoreSpan& span);
+  float (*tile_max)(const float* scores);
+  uint64_t (*tile_weights)(const float* scores, float max, uint32_t* weights);
+  void (*shared_rates)(const float* scores, size_t stride, const float* log_norms, int heads,
+                       float* rates);
+  void (*gather_values)(const ValueGather& gather);
+  void (*add_value_rows)(DType dtype, const void* rows, int count, int head_dim, float* sum);
 
   void (*rms_norm)(const float* x, const float* weight, float* out, int hidden, float epsilon);
   void (*gated_silu)(const float* gate, const float* up, float* out, int width);

@@ -9,6 +9,7 @@
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/isa/linear_body.h"
 #include "kernels/cpu/isa/probe_body.h"
+#include "kernels/cpu/isa/sampled_body.h"
 #include "kernels/cpu/isa/select_body.h"
 
 namespace augur::kernels::AUGUR_ISA {
@@ -26,6 +27,12 @@ constexpr IsaKernels kKernels = {
     .merge_partials = MergePartials,
     .compress_window = CompressWindow,
     .score_blocks = ScoreBlocks,
+    .score_entries = ScoreEntries,
+    .tile_max = TileMax,
+    .tile_weights = TileWeights,
+    .shared_rates = SharedRates,
+    .gather_values = GatherValues,
+    .add_value_rows = AddValueRows,
     .rms_norm = RmsNormRow,
     .gated_silu = GatedSiluRow,
     .rotate = RotateHead,
