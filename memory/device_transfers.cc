@@ -95,6 +95,14 @@ Ticket DeviceTransfers::Issue(TransferKind kind, int num_copies, size_t bytes) {
   return last_ticket_;
 }
 
+void DeviceTransfers::Count(TransferKind kind, uint64_t num_copies, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  TransferCounts& counts = CountsOf(&stats_, kind);
+  counts.submitted_copies += num_copies;
+  counts.finished_copies += num_copies;
+  counts.finished_bytes += bytes;
+}
+
 bool DeviceTransfers::CanSubmit(size_t num_copies) const {
   // Half of the ring, so that a list always finds its room in one piece.
   return list_end_ - list_begin_ + num_copies <= static_cast<size_t>(options_.max_copies);

@@ -38,6 +38,8 @@ class DeviceTransfers final : public TransferEngine {
 
   // A ticket for copies that the caller has put on the spill lane itself, all that it holds so far.
   Ticket Issue(TransferKind kind, int num_copies, size_t bytes);
+  // For the counts alone: what a step has fetched for itself.
+  void Count(TransferKind kind, uint64_t num_copies, uint64_t bytes);
   int ctas() const { return options_.ctas; }
 
  private:

@@ -588,6 +588,7 @@ void DeviceRunner::WaitFor(const InFlight& step) {
 void DeviceRunner::CountTransfers(const InFlight& step) {
   using memory::WaitCause;
   const bool ahead = options_.prefetch && step.calls.forecast;
+  uint64_t copies = 0;
   for (int layer = 1; layer < config_.num_layers; ++layer) {
     const kernels::PlacementCounts& now = step.result.placement[layer];
     kernels::PlacementCounts& before = counted_[layer];
@@ -600,6 +601,7 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
     stats_->resident_spare += now.spare - before.spare;
     before = now;
     if (fetched == 0) continue;
+    copies += fetched;
     const int64_t asked_ns = step.result.stamps[2 * layer];
     const int64_t waited_ns = std::max<int64_t>(0, step.result.stamps[2 * layer + 1] - asked_ns);
     const WaitCause cause = !ahead       ? WaitCause::kFetch
@@ -612,6 +614,8 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
     stats_->wait_seconds[static_cast<size_t>(cause)].Observe(static_cast<double>(waited_ns) /
                                                              memory::kNsPerSecond);
   }
+  transfers_->Count(ahead ? memory::TransferKind::kPrefetch : memory::TransferKind::kFetch, copies,
+                    copies * store_->pools().layout.page_bytes);
 }
 
 void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device) {
