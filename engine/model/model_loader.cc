@@ -128,23 +128,48 @@ struct LoadedWeights {
   std::string origin;  // for the fingerprint
 };
 
-absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const ModelConfig& config,
-                                          const ForecastHeads* heads, kernels::Backend* backend) {
+absl::StatusOr<LoadedWeights> LoadRandomWeights(const ModelOptions& options,
+                                                const ModelConfig& config,
+                                                kernels::Backend* backend) {
+  const std::string& heads = options.attention.forecast_heads;
+  if (!heads.empty() && heads != "random") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("forecast_heads: expected random with random_weights, found ", heads));
+  }
   LoadedWeights loaded;
-  if (!options.random_weights.empty()) {
-    const bool has_forecast = !options.attention.forecast_heads.empty();
-    AUGUR_ASSIGN_OR_RETURN(
-        loaded.weights, RandomTransformerWeights(config, kernels::DType::kBF16, options.random_seed,
-                                                 has_forecast, backend));
-    loaded.origin = absl::StrCat("random", options.random_seed, has_forecast ? "/forecast" : "");
-    return loaded;
+  AUGUR_ASSIGN_OR_RETURN(
+      loaded.weights, RandomTransformerWeights(config, kernels::DType::kBF16, options.random_seed,
+                                               !heads.empty(), backend));
+  loaded.origin = absl::StrCat("random", options.random_seed, heads.empty() ? "" : "/forecast");
+  return loaded;
+}
+
+absl::StatusOr<LoadedWeights> LoadCheckpointWeights(const ModelOptions& options,
+                                                    const ModelConfig& config,
+                                                    kernels::Backend* backend) {
+  std::optional<ForecastHeads> heads;
+  if (!options.attention.forecast_heads.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
   }
   AUGUR_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.folder));
-  AUGUR_ASSIGN_OR_RETURN(loaded.weights,
-                         LoadTransformerWeights(*checkpoint, config, backend, heads));
+  LoadedWeights loaded;
+  AUGUR_ASSIGN_OR_RETURN(loaded.weights, LoadTransformerWeights(*checkpoint, config, backend,
+                                                                heads ? &*heads : nullptr));
   loaded.origin = absl::StrCat(checkpoint->num_bytes());
-  if (heads != nullptr) absl::StrAppend(&loaded.origin, "/forecast", heads->fingerprint);
+  if (heads) absl::StrAppend(&loaded.origin, "/forecast", heads->fingerprint);
+  return loaded;
+}
+
+absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const ModelConfig& config,
+                                          kernels::Backend* backend) {
+  AUGUR_ASSIGN_OR_RETURN(LoadedWeights loaded, options.random_weights.empty()
+                                                   ? LoadCheckpointWeights(options, config, backend)
+                                                   : LoadRandomWeights(options, config, backend));
+  if (!options.attention.infinigen_basis.empty()) {
+    AUGUR_ASSIGN_OR_RETURN(loaded.weights.infinigen,
+                           LoadInfinigenBasis(options.attention.infinigen_basis, config));
+  }
   return loaded;
 }
 
@@ -243,29 +268,12 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   if (options.random_weights.empty()) {
     AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   }
-  std::optional<ForecastHeads> heads;
-  const std::string& forecast_heads = options.attention.forecast_heads;
-  if (!options.random_weights.empty() && !forecast_heads.empty() && forecast_heads != "random") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "forecast_heads: expected random with random_weights, found ", forecast_heads));
-  }
-  if (options.random_weights.empty() && !forecast_heads.empty()) {
-    AUGUR_ASSIGN_OR_RETURN(heads, LoadForecastHeads(options.attention.forecast_heads, config));
-  }
-  std::optional<InfinigenBasis> infinigen;
-  if (!options.attention.infinigen_basis.empty()) {
-    AUGUR_ASSIGN_OR_RETURN(infinigen,
-                           LoadInfinigenBasis(options.attention.infinigen_basis, config));
-  }
-  AUGUR_ASSIGN_OR_RETURN(LoadedWeights loaded,
-                         LoadWeights(options, config, heads ? &*heads : nullptr, backend));
-  loaded.weights.infinigen = std::move(infinigen);
+  AUGUR_ASSIGN_OR_RETURN(LoadedWeights loaded, LoadWeights(options, config, backend));
 
   const kernels::DType kv_dtype = options.kv.dtype.value_or(loaded.weights.dtype);
-  AUGUR_ASSIGN_OR_RETURN(
-      const memory::KvMemoryOptions plan,
-      PlanKvMemory(*backend, config, kv_dtype, options, model.max_context, max_top_k,
-                   model.attention.values.needs_value_sums()));
+  AUGUR_ASSIGN_OR_RETURN(const memory::KvMemoryOptions plan,
+                         PlanKvMemory(*backend, config, kv_dtype, options, model.max_context,
+                                      max_top_k, model.attention.values.needs_value_sums()));
   std::unique_ptr<memory::DeviceTransfers> transfers;
   if (backend->IsDevice() && plan.num_host_blocks > 0) {
     AUGUR_ASSIGN_OR_RETURN(transfers, memory::DeviceTransfers::Create(backend));
@@ -290,7 +298,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                      .num_slots = model.attention.num_slots(),
                                      .decode_policy = model.attention.choice.decode,
                                      .kv_dtype = kv_dtype,
-                                     .has_forecast = !forecast_heads.empty(),
+                                     .has_forecast = !options.attention.forecast_heads.empty(),
                                      .values = model.attention.values},
                                     model.kv.get(), device_transfers, clock));
   return model;
