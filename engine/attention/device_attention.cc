@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/attention/segment_blocks.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
@@ -14,10 +13,8 @@ namespace {
 
 using kernels::Backend;
 using kernels::BackendArray;
-using kernels::kBlockTokens;
 using kernels::Lane;
 using kernels::Phase;
-using kernels::Segment;
 
 }  // namespace
 
@@ -176,7 +173,7 @@ void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* atten
   int64_t offset = 0;
   if (layer > 0) {
     backend_->Follow(backend_->OnLane(Lane::kFetch));  // its history
-    offset = tables_->staging_offset(group.table, stage_ % 2);
+    offset = tables_->staging_offset(group.table, static_cast<int>(stage_ % 2));
     ++stage_;
     const bool last = index + 1 == staged_.size();
     if (!last || layer + 1 < options_.num_layers) {
@@ -207,13 +204,14 @@ void DeviceAttention::StartHistory(size_t index, int layer) {
   fetch->Follow(backend_);
   fetch->Follow(backend_->OnLane(Lane::kSpill));
   if (group.history_blocks == 0) return;
+  const int64_t half = stage_ % 2;
   fetch->ListPageCopies({.segments = arrays_.histories + index,
                          .num_segments = 1,
                          .num_kv_heads = options_.num_kv_heads,
                          .max_blocks = group.history_blocks,
                          .copies = history_copies_.data(),
                          .from_offset = layer * tables_->lists_layer(),
-                         .to_offset = stage_ % 2 * tables_->lists_layer()});
+                         .to_offset = half * tables_->lists_layer()});
   fetch->CopyPages({.pages = history_copies_.data(),
                     .known_pages = group.history_blocks * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
@@ -247,7 +245,7 @@ void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offse
 // Lists copies of blocks that the group has begun or gone on with, from the staging area to where
 // the lists lead; which of the lists of copies.
 int DeviceAttention::ListStaged(size_t index, int layer, int num_blocks) {
-  const int half = (stage_ - 1) % 2;
+  const int half = static_cast<int>((stage_ - 1) % 2);
   backend_->ListPageCopies({.segments = arrays_.spills + index,
                             .num_segments = 1,
                             .num_kv_heads = options_.num_kv_heads,

@@ -245,7 +245,7 @@ class DeviceAttention {
   int decode_rows_ = 0;
   int max_blocks_ = 0;
   int num_staged_tails_ = 0;  // the last of lists_.tails
-  int stage_ = 0;             // layers of staged groups begun, all steps
+  unsigned stage_ = 0;        // layers of staged groups begun, all steps
 
   std::array<kernels::BackendArray<float>, 2> forecasts_;    // [max_rows, kv_width], by parity
   std::array<Selection, 2> selections_;                      // by parity of the layer

@@ -278,8 +278,9 @@ void DeviceAttention::AddStaged(std::span<const AttentionPiece> generated,
                            .from_stride = stride,
                            .to_stride = stride,
                            .num_blocks = on_edge ? group.num_spilled : 1});
-  if (on_edge && rows.first_position + rows.num_rows >= first.segment->prompt_tokens)
+  if (on_edge && rows.first_position + rows.num_rows >= first.segment->prompt_tokens) {
     AddEnd(last, &group);
+  }
   staged_.push_back(group);
 }
 

@@ -191,11 +191,14 @@ std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
   std::vector<AttentionCalls> calls;
   if (options_.resident) calls.push_back({.dense = true});
   if (options_.max_top_k == 0) return calls;
-  if (options_.decode_policy == AttentionPolicy::kSparse) {
-    calls.push_back({.sparse = true, .tiered = tiered});
-  }
-  if (options_.decode_policy == AttentionPolicy::kForecast) {
-    calls.push_back({.forecast = true, .tiered = tiered});
+  const AttentionCalls mostly{.sparse = options_.decode_policy == AttentionPolicy::kSparse,
+                              .forecast = options_.decode_policy == AttentionPolicy::kForecast,
+                              .tiered = tiered};
+  if (mostly.sparse || mostly.forecast) {
+    calls.push_back(mostly);
+    // Beside short ones, which read everything (dense_len).
+    if (options_.resident) calls.push_back(mostly);
+    calls.back().dense = options_.resident;
   }
   calls.push_back({.dense = options_.resident,
                    .sparse = true,
@@ -272,17 +275,21 @@ void DeviceRunner::NoteComputed(const StepInputs& inputs) {
     segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, complete);
   }
   if (spills_ == nullptr) return;
-  const auto add = [&](bool staged) {
+  // A chunk on a block's edge has sent its pages; a block begun before lies in its slot.
+  const auto has_sent = [](const StepSegment& segment) {
+    return IsStaged(segment) && segment.rows.first_position % kBlockTokens == 0;
+  };
+  const auto add = [&](bool tiered, bool sent) {
     for (const StepSegment& segment : inputs.segments) {
-      // A chunk on a block's edge has sent its pages; a block begun before lies in its slot.
-      const bool sent = IsStaged(segment) && segment.rows.first_position % kBlockTokens == 0;
-      if (sent != staged) continue;
+      if (segment.kv->tiered() != tiered || has_sent(segment) != sent) continue;
       spills_->Add(segment.kv, tables_->TableOf(segment.kv->id), CompleteBlocks(segment.rows),
-                   staged);
+                   sent);
     }
   };
-  add(true);
-  add(false);
+  // The queue has room for all of the tiered ones; what is moved behind takes the rest.
+  add(/*tiered=*/true, /*sent=*/true);
+  add(/*tiered=*/true, /*sent=*/false);
+  add(/*tiered=*/false, /*sent=*/false);
   spills_->Flush();
 }
 
@@ -391,6 +398,11 @@ int DeviceRunner::Prepare(const StepSegment& segment, const Segment& rows, bool 
     return tables_->Prepare(*kv, EndBlock(rows), on_edge ? CompleteBlocks(rows) : first);
   }
   WaitForWrites(kv, first, segment.attention->budget.local);
+  // The window that crosses into this block reads the one before, which its prompt's last chunk may
+  // still be writing to the host page that the lists lead to.
+  if (tables_->OnHost(kv->id) > kv->landed_everywhere()) {
+    backend_->Follow(backend_->OnLane(kernels::Lane::kSpill));
+  }
   return tables_->Prepare(*kv, EndBlock(rows), kv->landed_everywhere());
 }
 

@@ -181,7 +181,15 @@ absl::Status NotOnDevice(const char* key, const std::string& expected, const std
 
 // What the device's runner does not do yet.
 absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& config,
-                               const AttentionChoice& choice) {
+                               const ResolvedAttention& attention, int max_context) {
+  const AttentionChoice& choice = attention.choice;
+  // Of which one CTA holds a group's (kernels/cuda/place_blocks.cu).
+  constexpr int kMostSlots = 1024;
+  if (const int slots = std::min(attention.num_slots(), BlocksFor(max_context));
+      slots > kMostSlots && options.kv.residency != ResidencyMode::kDevice) {
+    return NotOnDevice("max_top_k_blocks + spare_slots", absl::StrCat("at most ", kMostSlots),
+                       absl::StrCat(slots));
+  }
   const std::string infinigen(NameOf(AttentionPolicy::kInfinigen));
   if (choice.decode == AttentionPolicy::kInfinigen || !options.attention.infinigen_basis.empty()) {
     return NotOnDevice("policy", "another than " + infinigen, infinigen);
@@ -259,7 +267,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                        options.kv.residency, backend->IsDevice()));
   model.attention.choice.values.sampled = model.attention.values.sampled;
   if (backend->IsDevice()) {
-    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention.choice));
+    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention, model.max_context));
   }
   // No selection is larger than the context.
   const int context_blocks =
@@ -276,7 +284,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                       max_top_k, model.attention.values.needs_value_sums()));
   std::unique_ptr<memory::DeviceTransfers> transfers;
   if (backend->IsDevice() && plan.num_host_blocks > 0) {
-    AUGUR_ASSIGN_OR_RETURN(transfers, memory::DeviceTransfers::Create(backend));
+    AUGUR_ASSIGN_OR_RETURN(
+        transfers, memory::DeviceTransfers::Create(backend, {.ctas = options.kv.copy_ctas}));
   }
   memory::DeviceTransfers* const device_transfers = transfers.get();
   AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan, std::move(transfers)));
@@ -291,16 +300,17 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                 .num_kv_heads = config.num_kv_heads,
                 .head_dim = config.head_dim,
                 .kv_dtype = kv_dtype};
-  AUGUR_ASSIGN_OR_RETURN(model.runner,
-                         MakeRunner(backend, config, std::move(loaded.weights), options,
-                                    {.max_context = model.max_context,
-                                     .max_top_k = max_top_k,
-                                     .num_slots = model.attention.num_slots(),
-                                     .decode_policy = model.attention.choice.decode,
-                                     .kv_dtype = kv_dtype,
-                                     .has_forecast = !options.attention.forecast_heads.empty(),
-                                     .values = model.attention.values},
-                                    model.kv.get(), device_transfers, clock));
+  AUGUR_ASSIGN_OR_RETURN(
+      model.runner,
+      MakeRunner(backend, config, std::move(loaded.weights), options,
+                 {.max_context = model.max_context,
+                  .max_top_k = max_top_k,
+                  .num_slots = std::min(model.attention.num_slots(), BlocksFor(model.max_context)),
+                  .decode_policy = model.attention.choice.decode,
+                  .kv_dtype = kv_dtype,
+                  .has_forecast = !options.attention.forecast_heads.empty(),
+                  .values = model.attention.values},
+                 model.kv.get(), device_transfers, clock));
   return model;
 }
 

@@ -49,6 +49,11 @@ class SequenceTables {
   int Prepare(const memory::SequenceKv& kv, int blocks, int on_host);
   // Of a sequence that has been prepared.
   int TableOf(memory::SequenceId id) const { return table_of_.at(id); }
+  // Of such a one: its blocks that the lists look for in the host pool; 0 before.
+  int OnHost(memory::SequenceId id) const {
+    const auto found = table_of_.find(id);
+    return found == table_of_.end() ? 0 : tables_[found->second].on_host;
+  }
   // Sends what Prepare has found missing, in order with ops.
   void Upload();
   // The sequence is about to leave the device, or has ended. `keep`: what its slots hold is written

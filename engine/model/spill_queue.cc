@@ -6,8 +6,6 @@
 #include "kernels/check.h"
 
 namespace augur::engine {
-namespace {}  // namespace
-
 absl::StatusOr<std::unique_ptr<SpillQueue>> SpillQueue::Create(kernels::Backend* backend,
                                                                SequenceTables* tables,
                                                                memory::KvStore* store,
@@ -43,6 +41,7 @@ SpillQueue::~SpillQueue() {
 void SpillQueue::Add(memory::SequenceKv* kv, int table, int end_block, bool staged) {
   if (!kv->writes_behind()) return;
   const int first = kv->submitted_blocks[0];
+  AUGUR_CHECK(!kv->tiered() || end_block - first <= max_blocks_ - num_blocks_);
   // A staged chunk's pages have been sent already, so all of it goes; others may be cut.
   const int end = staged ? end_block : std::min(end_block, first + max_blocks_ - num_blocks_);
   if (end <= first) return;
