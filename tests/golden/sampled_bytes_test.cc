@@ -41,20 +41,27 @@ struct Bytes {
   double total() const { return page + keys + values + rows; }
 };
 
-Bytes Decode(const std::vector<int32_t>& prompt, bool sampled, int spare_slots, ValueFetch fetch) {
+Bytes Decode(const std::vector<int32_t>& prompt, bool sampled, int spare_slots, ValueFetch fetch,
+             ValueEstimator estimator = ValueEstimator::kShared) {
   const AttentionChoice choice{.prefill = AttentionPolicy::kSparse,
                                .decode = AttentionPolicy::kSparse,
                                .values = {.sampled = sampled}};
-  ModelDriver model({.folder = std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m",
-                     .threads = 1,
-                     .kv_dtype = kernels::DType::kBF16,
-                     .max_rows = 1024,
-                     .max_segments = 1,
-                     .frames = 400,
-                     .host_blocks = 200,
-                     .max_top_k = choice.budget.top_k,
-                     .num_slots = choice.budget.top_k + spare_slots,
-                     .values = {.sampled = true, .samples = {128}, .fetch = fetch}});
+  ModelDriver model(
+      {.folder = std::string(AUGUR_SOURCE_DIR) + "/deploy/models/demo-9m",
+       .threads = 1,
+       .kv_dtype = kernels::DType::kBF16,
+       .max_rows = 1024,
+       .max_segments = 1,
+       .frames = 400,
+       .host_blocks = 200,
+       .max_top_k = choice.budget.top_k,
+       .num_slots = choice.budget.top_k + spare_slots,
+       .values = {.sampled = true,
+                  .estimator = estimator,
+                  .budget = estimator == ValueEstimator::kShared ? kernels::ValueBudget::kRows
+                                                                 : kernels::ValueBudget::kDraws,
+                  .samples = {128},
+                  .fetch = fetch}});
   auto sequence = model.Start(prompt, kSteps + 9, choice, memory::Residency::kTiered);
   model.Prefill(&sequence, 1024);
   model.Decode(&sequence, 8);  // slots settle
@@ -83,8 +90,10 @@ TEST(SampledBytesTest, FewerBytesOverTheLink) {
     };
     print("exact", exact);
     const Bytes automatic = Decode(prompt, true, spare, ValueFetch::kAuto);
-    print("sampled, auto", automatic);
-    print("sampled, rows", Decode(prompt, true, spare, ValueFetch::kRows));
+    print("shared, auto", automatic);
+    print("shared, rows", Decode(prompt, true, spare, ValueFetch::kRows));
+    print("proportional, auto",
+          Decode(prompt, true, spare, ValueFetch::kAuto, ValueEstimator::kProportional));
     EXPECT_GT(exact.total(), 0);
     if (spare == 0 && !kernels::kSanitized) {
       EXPECT_GE(exact.total() / automatic.total(), 1.7);
