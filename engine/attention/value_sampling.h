@@ -43,8 +43,8 @@ struct ValueChoice {
 struct ValueSettings {
   bool sampled = false;           // of requests that do not say
   bool request_override = false;  // requests may say
-  ValueEstimator estimator = ValueEstimator::kShared;
-  kernels::ValueBudget budget = kernels::ValueBudget::kRows;
+  ValueEstimator estimator = ValueEstimator::kProportional;
+  kernels::ValueBudget budget = kernels::ValueBudget::kDraws;
   std::vector<int> samples = {128};  // one for all layers, or one a layer
   int max_samples = 4096;            // of a request
   memory::ValueFetch fetch = memory::ValueFetch::kAuto;

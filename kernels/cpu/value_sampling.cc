@@ -12,8 +12,12 @@ namespace augur::kernels {
 namespace {
 
 constexpr int kTokens = kBlockTokens;
-// Lambda's bounds over S: a step whose rows are certain but for a few must not run away.
-constexpr float kMostRate = 1048576.0f;
+// Lambda over S where S counts rows: when most rows that matter are certain it would rise without
+// limit, and the next token may want others.
+constexpr double kMostRowsRate = 16.0;
+// Per token, of what a normaliser is predicted to be over its anchor (base-2 logarithm): what the
+// head does when it looks at nothing in particular.
+constexpr float kStateRise = 0.5f;
 
 uint64_t Expected(int samples) { return static_cast<uint64_t>(samples) << 32; }
 
@@ -343,7 +347,7 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   for (int g = 0; g < heads; ++g) {
     const float log_norm = group[g].LogNorm();
     off += log_norm - log_norms[g];
-    state[2 + g] = log_norm - group[g].LogAnchor();
+    state[2 + g] = std::min(log_norm - group[g].LogAnchor(), state[2 + g] + kStateRise);
   }
   const double correction = std::exp2(off / heads);
   double next = lambda * correction;
@@ -355,8 +359,8 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   }
   if (!std::isfinite(next)) next = samples;
   const double least = static_cast<double>(samples) / heads;
-  state[1] = static_cast<float>(
-      std::clamp(next, least, static_cast<double>(samples) * static_cast<double>(kMostRate)));
+  const double most = budget == ValueBudget::kDraws ? samples : samples * kMostRowsRate;
+  state[1] = static_cast<float>(std::clamp(next, least, most));
 }
 
 void BeginShared(const IsaKernels& isa, int samples, const std::vector<HeadDistribution>& group,

@@ -103,7 +103,8 @@ class GroupBench {
     for (int step = 0; step < steps; ++step) exact_.push_back(Exact(step));
   }
 
-  void Measure(ValueEstimator estimator, bool has_sums, int rows, uint64_t seed, Tally* tally) {
+  void Measure(ValueEstimator estimator, kernels::ValueBudget budget, bool has_sums, int rows,
+               uint64_t seed, Tally* tally) {
     std::vector<float> state(kernels::ValueStateFloats(heads_), 0.0f);
     for (std::vector<float>& sum : sums_) std::fill(sum.begin(), sum.end(), 0.0f);
     for (int token = 0; token < prompt_; ++token) AddToSums(token);
@@ -139,7 +140,7 @@ class GroupBench {
                                   .scale = 1.0f / std::sqrt(static_cast<float>(dim_)),
                                   .layer = layer_,
                                   .estimator = estimator,
-                                  .budget = kernels::ValueBudget::kRows});
+                                  .budget = budget});
       backend_->Synchronize();
       for (size_t c = 0; c < out.size(); ++c) {
         const double error = out[c] - exact_[step][c];
@@ -245,6 +246,7 @@ struct Design {
   const char* name;
   ValueEstimator estimator;
   bool has_sums;
+  kernels::ValueBudget budget = kernels::ValueBudget::kRows;
 };
 constexpr Design kDesigns[] = {
     {"iid", ValueEstimator::kIid, false},
@@ -255,6 +257,8 @@ constexpr Design kDesigns[] = {
     {"flash", ValueEstimator::kFlash, false},
     {"shared without sums", ValueEstimator::kShared, false},
     {"shared", ValueEstimator::kShared, true},
+    {"proportional, draws", ValueEstimator::kProportional, false, kernels::ValueBudget::kDraws},
+    {"shared, draws", ValueEstimator::kShared, true, kernels::ValueBudget::kDraws},
 };
 
 }  // namespace
@@ -298,7 +302,7 @@ bool RunValueBench(kernels::Backend* backend, const BenchContext& context,
       group.AddDrift(drifts_squared, &drifts);
       for (const int rows : options.rows) {
         for (const Design& design : kDesigns) {
-          group.Measure(design.estimator, design.has_sums, rows, options.seed,
+          group.Measure(design.estimator, design.budget, design.has_sums, rows, options.seed,
                         &tallies[{design.name, rows}]);
         }
       }

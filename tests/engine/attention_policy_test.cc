@@ -80,7 +80,7 @@ std::string Refusal(const AttentionSettings& settings) {
 }
 
 TEST(ResolveValuesTest, OneNumberOrOneALayer) {
-  ValueSettings settings{.sampled = true, .samples = {64}};
+  ValueSettings settings{.sampled = true, .estimator = ValueEstimator::kShared, .samples = {64}};
   const auto same = ResolveValues(settings, 3, ResidencyMode::kTiered, false);
   ASSERT_TRUE(same.ok());
   EXPECT_EQ(same->samples, (std::vector<int>{64, 64, 64}));
@@ -122,7 +122,9 @@ TEST(ResolveValuesTest, RefusesByKeyValueAndLimit) {
                 .find("residency: tiered, found "
                       "bernoulli_scores"),
             std::string::npos);
-  EXPECT_NE(refusal({.estimator = ValueEstimator::kBernoulliScores}).find("expected draws"),
+  EXPECT_NE(refusal({.estimator = ValueEstimator::kBernoulliScores,
+                     .budget = kernels::ValueBudget::kRows})
+                .find("expected draws"),
             std::string::npos);
 }
 

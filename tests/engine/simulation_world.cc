@@ -20,6 +20,7 @@ engine::AttentionChoice DrawPolicy(SimulationRandom* random) {
   choice.budget.local = random->Draw(2, 3);
   choice.budget.top_k = choice.budget.init + choice.budget.local + random->Draw(0, 4);
   choice.dense_len = random->OneIn(3) ? random->Draw(1, 600) : -1;
+  choice.values.sampled = (choice.budget.top_k + choice.budget.init) % 2 == 0;
   return choice;
 }
 
@@ -54,6 +55,9 @@ WorldSettings DrawSettings(SimulationRandom* random) {
                                 .fetch_blocks = top_k + random->Draw(0, 1) * random->Draw(0, 12)},
                      .max_top_k = top_k,
                      .prefetch = !random->OneIn(6)};
+  constexpr std::array<memory::ValueFetch, 3> kFetches = {
+      memory::ValueFetch::kAuto, memory::ValueFetch::kRows, memory::ValueFetch::kWhole};
+  world.recording.limits.value_fetch = kFetches[options.max_context / 64 % 3];
   world.page_check = random->OneIn(3) ? random->Draw(1, 3) : 0;
   world.transfers = {.units = random->Draw(1, 4),
                      .queue_copies = static_cast<size_t>(random->Draw(1, 300)),

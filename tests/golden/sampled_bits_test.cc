@@ -23,8 +23,8 @@ using tests::ModelDriverOptions;
 using tests::SameBits;
 using Logits = std::vector<std::vector<float>>;
 
-constexpr int kPrompt = kernels::kSanitized ? 600 : 1200;
-constexpr int kDecodes = kernels::kSanitized ? 12 : 40;  // over the end of a block
+constexpr int kPrompt = kernels::kSanitized ? 600 : 940;
+constexpr int kDecodes = kernels::kSanitized ? 12 : 30;  // over the end of a block
 constexpr kernels::SelectionBudget kBudget{.top_k = 8, .init = 1, .local = 2};
 
 class SampledBitsTest : public testing::Test {

@@ -44,6 +44,7 @@ RecordingRunner::RecordingRunner(const RecordingOptions& options, memory::KvStor
     selection.blocks.resize(lists * options.max_top_k);
     selection.counts.resize(lists);
     selection.pages.resize(lists * options.max_top_k);
+    selection.values.resize(lists * options.max_top_k);
   }
   for (auto* lists_of_heads : {&tile_, &grown_, &last_}) {
     lists_of_heads->resize(pools_.layout.num_kv_heads);
@@ -282,13 +283,15 @@ void RecordingRunner::Request(int layer, TransferKind kind) {
       std::copy(choice_.begin(), choice_.end(), selection.blocks.begin() + (list + head) * stride);
     }
     const kernels::SelectionBudget& budget = work.segment->attention->budget;
-    requests_.push_back({.kv = kv,
-                         .position = position,
-                         .forced = {budget.init, budget.local},
-                         .blocks = selection.blocks.data() + list * stride,
-                         .counts = selection.counts.data() + list,
-                         .pages = selection.pages.data() + list * stride,
-                         .stride = stride});
+    requests_.push_back(
+        {.kv = kv,
+         .position = position,
+         .forced = {budget.init, budget.local},
+         .blocks = selection.blocks.data() + list * stride,
+         .counts = selection.counts.data() + list,
+         .pages = selection.pages.data() + list * stride,
+         .values = Samples(work) ? selection.values.data() + list * stride : nullptr,
+         .stride = stride});
   }
   if (requests_.empty()) return;
   group_plans_ += static_cast<int64_t>(requests_.size()) * heads;
@@ -350,9 +353,28 @@ void RecordingRunner::AttendSlots(const Piece& piece, int layer) {
     for (int entry = 0; entry < selection.counts[list]; ++entry) {
       const size_t at = list * options_.max_top_k + entry;
       sums_[head] += ReadPage(*work.chain, selection.pages[at], layer, head, selection.blocks[at],
-                              work.end_position());
+                              work.end_position(), Samples(work) ? selection.values[at] : nullptr);
     }
   }
+  if (!Samples(work)) return;
+  const size_t list = size_t(piece.segment) * heads;
+  NoteRows(work, layer, selection.blocks.data() + list * options_.max_top_k,
+           selection.counts.data() + list, options_.max_top_k);
+}
+
+bool RecordingRunner::Samples(const Work& work) {
+  const engine::StepSegment& segment = *work.segment;
+  return segment.attention->values.sampled && segment.rows.num_rows == 1 &&
+         segment.rows.first_position >= segment.prompt_tokens;
+}
+
+void RecordingRunner::NoteRows(const Work& work, int layer, const int32_t* blocks,
+                               const int32_t* counts, int stride) {
+  std::vector<int32_t> rows(size_t(stride) * pools_.layout.num_kv_heads);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = static_cast<int32_t>(MixRecord(work.end_position(), i + layer) % 4);
+  }
+  residency_.NoteValueRows(work.segment->kv, layer, blocks, counts, rows.data(), stride);
 }
 
 void RecordingRunner::BeginChunk(const Piece& piece, int layer) {
@@ -377,14 +399,18 @@ void RecordingRunner::AttendStream(const Piece& piece, int layer) {
       wanted.resize(tile_end - first);
       std::iota(wanted.begin(), wanted.end(), first);
     }
-    residency_.FetchTile(tile_);
+    residency_.FetchTile(tile_, Samples(work));
     group_plans_ += pools_.layout.num_kv_heads;
     for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
       for (const int32_t block : tile_[head]) {
-        sums_[head] +=
-            ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block, end);
+        sums_[head] += ReadPage(*work.chain, residency_.TilePage(head, block), layer, head, block,
+                                end, Samples(work) ? residency_.TileValues(head, block) : nullptr);
       }
     }
+  }
+  if (Samples(work)) {
+    const std::vector<int32_t> counts(pools_.layout.num_kv_heads, blocks);
+    NoteRows(work, layer, nullptr, counts.data(), blocks);
   }
   if (work.chunk) EndChunk(piece);
 }
@@ -454,16 +480,18 @@ void RecordingRunner::WriteBehind(int layer) {
 }
 
 Record RecordingRunner::ReadPage(const RecordChain& chain, const std::byte* page, int layer,
-                                 int head, int block, int end_position) {
+                                 int head, int block, int end_position, const std::byte* values) {
   const Record salt = GroupSalt(layer, head);
   const Record* records = RecordsOf(page);
   const int first = block * kBlockTokens;
   const int count = std::min(kBlockTokens, end_position - first);
   const Record* expected = chain.values() + first;
   Record sum = 0, different = 0;
+  const Record* half = values == nullptr ? records : RecordsOf(values) - kBlockTokens / 2;
   for (int i = 0; i < count; ++i) {
-    sum += records[i];
-    different |= records[i] ^ (expected[i] + salt);
+    const Record found = i < kBlockTokens / 2 ? records[i] : half[i];
+    sum += found;
+    different |= found ^ (expected[i] + salt);
   }
   if (different != 0) {
     Fault(absl::StrCat("layer ", layer, ", head ", head, ", block ", block, " of a sequence of ",

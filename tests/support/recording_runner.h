@@ -66,9 +66,10 @@ class RecordingRunner final : public engine::ModelRunner {
   };
   // Choices of single rows of tiered sequences for one layer.
   struct Selection {
-    std::vector<int32_t> blocks;          // [segments][kv heads][stride]
-    std::vector<int32_t> counts;          // [segments][kv heads]
-    std::vector<const std::byte*> pages;  // [segments][kv heads][stride]
+    std::vector<int32_t> blocks;           // [segments][kv heads][stride]
+    std::vector<int32_t> counts;           // [segments][kv heads]
+    std::vector<const std::byte*> pages;   // [segments][kv heads][stride]
+    std::vector<const std::byte*> values;  // likewise, of tokens that sample
   };
 
   RecordChain* ChainOf(const engine::StepSegment& segment, const int32_t* tokens);
@@ -93,9 +94,16 @@ class RecordingRunner final : public engine::ModelRunner {
   // Rows of a piece that read: offset of the one after `row`, or num_rows.
   static int NextReader(const Piece& piece, int row);
 
-  // Compares the records of one page and gives their sum.
+  // A generated token alone in its segment that samples its values: half of a page's records are
+  // its keys, the other half its values.
+  static bool Samples(const Work& work);
+  // Tells the tiers how many rows of each entry the token has read.
+  void NoteRows(const Work& work, int layer, const int32_t* blocks, const int32_t* counts,
+                int stride);
+  // Compares the records of one page and gives their sum. values: where the second half lies; null:
+  // behind the first.
   Record ReadPage(const RecordChain& chain, const std::byte* page, int layer, int head, int block,
-                  int end_position);
+                  int end_position, const std::byte* values = nullptr);
   // Compares compressed keys of all windows that end before end_position.
   void ReadKeys(const Work& work, int layer, int end_position);
   void Fault(const std::string& what);
