@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-OPERATIONS = "4000000"
-TIMEOUT_S = 60
+OPERATIONS = "16000000"
+TIMEOUT_S = 200
 
 # name, file to change, text, replacement, and sources to compile anew where that is not the file itself
 FAULTS = [

@@ -254,10 +254,22 @@ void RecordingRunner::CompressAppended(const Work& work, int layer) {
   if (end / kWindowStride == first / kWindowStride) return;  // no window ends here
   for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
     CompressWindows(pools_, *kv, layer, head, first, end, [&](int block) -> const std::byte* {
-      if (block < work.first_block()) return residency_.ReadablePage(kv, layer, head, block);
+      if (block < work.first_block()) return WholePage(kv, layer, head, block);
       return residency_.AppendPage(kv, layer, head, block, PlaceOf(work, block));
     });
   }
+}
+
+// A page all of whose records may be read: they stand for keys, of which a page has as many as
+// tokens, but half of them lie where values do, and a slot may hold keys alone.
+const std::byte* RecordingRunner::WholePage(SequenceKv* kv, int layer, int head, int block) {
+  const std::byte* page = residency_.ReadablePage(kv, layer, head, block);
+  if (!kv->tiered() || layer == 0) return page;
+  const int slot = memory::FindSlot(kv->group(pools_.layout, layer, head), block);
+  if (slot < 0 || kv->slot_has_values[kv->slot_index(pools_.layout, layer, head, slot)] != 0) {
+    return page;
+  }
+  return pools_.host_page(kv->host_blocks[block], layer, head);
 }
 
 // Choices of slot rows, as LayerWorker::Request: kPrefetch of those that choose ahead, kFetch of

@@ -80,6 +80,7 @@ class RecordingRunner final : public engine::ModelRunner {
   void RestoreKeys(Work* work);
   void RunLayer(int layer);
   void Append(const Work& work, int layer);
+  const std::byte* WholePage(memory::SequenceKv* kv, int layer, int head, int block);
   void CompressAppended(const Work& work, int layer);
   void Request(int layer, memory::TransferKind kind);
   void Attend(const Piece& piece, int layer);
