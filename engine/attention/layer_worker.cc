@@ -58,15 +58,6 @@ LayerWorker::~LayerWorker() {
   for (void* allocation : allocations_) backend_->Free(allocation);
 }
 
-template <class Element>
-bool LayerWorker::Reserve(size_t count, std::span<Element>* to) {
-  void* data = backend_->Allocate(count * sizeof(Element));
-  if (data == nullptr) return false;
-  allocations_.push_back(data);
-  *to = {static_cast<Element*>(data), count};
-  return true;
-}
-
 absl::Status LayerWorker::Allocate() {
   const size_t rows = options_.max_rows;
   const size_t heads = options_.num_kv_heads;

@@ -298,4 +298,13 @@ class LayerWorker {
   std::vector<kernels::SampleQueriesSegment> sampled_queries_;
 };
 
+template <class Element>
+bool LayerWorker::Reserve(size_t count, std::span<Element>* to) {
+  void* data = backend_->Allocate(count * sizeof(Element));
+  if (data == nullptr) return false;
+  allocations_.push_back(data);
+  *to = {static_cast<Element*>(data), count};
+  return true;
+}
+
 }  // namespace augur::engine
