@@ -82,6 +82,8 @@ void* CpuBackend::Allocate(size_t bytes) {
 
 void CpuBackend::Free(void* data) { std::free(data); }
 
-void CpuBackend::Copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void CpuBackend::Copy(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 }  // namespace augur::kernels
