@@ -194,12 +194,15 @@ class DeviceAttention {
   int end_stride() const { return std::max(stride_, tables_->options().max_slots); }
   size_t list_at(int row) const { return size_t(row) * options_.num_kv_heads * stride_; }
 
-  void AddAppend(const kernels::Segment& rows, int table);
-  void AddCompress(const StepSegment& segment, const kernels::Segment& rows, int table);
-  void AddTail(const AttentionPiece& piece);
+  kernels::AppendSegment AppendOf(const AttentionPiece& piece);
+  kernels::CompressSegment CompressOf(const AttentionPiece& piece);
+  kernels::TailSegment TailOf(const AttentionPiece& piece);
+  // All blocks where the lists lead.
+  kernels::AttentionSegment WholeOf(const AttentionPiece& piece);
   kernels::SelectSegment SelectOf(const AttentionPiece& piece);
   kernels::PlaceSegment PlaceOf(const AttentionPiece& piece, bool in_slots);
   kernels::AttentionSegment ChosenOf(const AttentionPiece& piece, int parity);
+  void AddAppended(const AttentionPiece& piece);
   void AddPromptPiece(const AttentionPiece& piece);
   void AddStagedRow(const AttentionPiece& piece);
   void AddPieces(std::span<const AttentionPiece> pieces, PhaseIndex phase, Group* group);

@@ -51,28 +51,34 @@ void DeviceAttention::Begin() {
   num_staged_tails_ = 0;
 }
 
-void DeviceAttention::AddAppend(const Segment& rows, int table) {
-  lists_.append.push_back({.rows = rows,
-                           .pages = tables_->lists(table) + FirstBlock(rows),
-                           .block_stride = 1,
-                           .head_stride = tables_->options().max_blocks});
+kernels::AppendSegment DeviceAttention::AppendOf(const AttentionPiece& piece) {
+  return {.rows = piece.rows,
+          .pages = tables_->lists(piece.table) + FirstBlock(piece.rows),
+          .block_stride = 1,
+          .head_stride = tables_->options().max_blocks};
 }
 
 // Windows that end in the rows; and in the blocks before them whose keys a prefix hit on resident
 // blocks did not bring.
-void DeviceAttention::AddCompress(const StepSegment& segment, const Segment& rows, int table) {
-  Segment compressed = rows;
-  const memory::SequenceKv& kv = *segment.kv;
+kernels::CompressSegment DeviceAttention::CompressOf(const AttentionPiece& piece) {
+  Segment rows = piece.rows;
+  const memory::SequenceKv& kv = *piece.segment->kv;
   if (!kv.tiered() && kv.keyed_blocks < FirstBlock(rows)) {
-    compressed.first_position = kv.keyed_blocks * kBlockTokens;
-    compressed.num_rows += rows.first_position - compressed.first_position;
+    rows.first_position = kv.keyed_blocks * kBlockTokens;
+    rows.num_rows += piece.rows.first_position - rows.first_position;
   }
-  lists_.compress.push_back({.rows = compressed,
-                             .pages = tables_->lists(table) + FirstBlock(compressed) - 1,
-                             .block_stride = 1,
-                             .head_stride = tables_->options().max_blocks,
-                             .key_pages = tables_->key_lists(table),
-                             .key_page_stride = tables_->max_key_pages()});
+  return {.rows = rows,
+          .pages = tables_->lists(piece.table) + FirstBlock(rows) - 1,
+          .block_stride = 1,
+          .head_stride = tables_->options().max_blocks,
+          .key_pages = tables_->key_lists(piece.table),
+          .key_page_stride = tables_->max_key_pages()};
+}
+
+kernels::AttentionSegment DeviceAttention::WholeOf(const AttentionPiece& piece) {
+  return {.rows = piece.rows,
+          .pages = tables_->lists(piece.table),
+          .list_stride = tables_->options().max_blocks};
 }
 
 kernels::SelectSegment DeviceAttention::SelectOf(const AttentionPiece& piece) {
@@ -108,18 +114,18 @@ kernels::AttentionSegment DeviceAttention::ChosenOf(const AttentionPiece& piece,
           .list_stride = stride_};
 }
 
-void DeviceAttention::AddTail(const AttentionPiece& piece) {
+kernels::TailSegment DeviceAttention::TailOf(const AttentionPiece& piece) {
   const kernels::SelectionBudget& budget = piece.segment->attention->budget;
-  lists_.tails.push_back({.rows = piece.rows,
-                          .sources = tables_->lists(piece.table),
-                          .source_stride = tables_->options().max_blocks,
-                          .slot_blocks = tables_->slot_blocks(piece.table),
-                          .slot_stamps = tables_->slot_stamps(piece.table),
-                          .slot_pages = tables_->slot_pages(piece.table),
-                          .num_slots = piece.segment->kv->num_slots,
-                          .slot_stride = tables_->options().max_slots,
-                          .init = budget.init,
-                          .local = std::max(budget.local, 1)});
+  return {.rows = piece.rows,
+          .sources = tables_->lists(piece.table),
+          .source_stride = tables_->options().max_blocks,
+          .slot_blocks = tables_->slot_blocks(piece.table),
+          .slot_stamps = tables_->slot_stamps(piece.table),
+          .slot_pages = tables_->slot_pages(piece.table),
+          .num_slots = piece.segment->kv->num_slots,
+          .slot_stride = tables_->options().max_slots,
+          .init = budget.init,
+          .local = std::max(budget.local, 1)};
 }
 
 // Every array has an entry for every decode row, so that a recorded step finds them by row.
@@ -142,21 +148,12 @@ void DeviceAttention::AddPadding(int row) {
 void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   AddPadding(piece.rows.first_row);
   const memory::SequenceKv& kv = *piece.segment->kv;
-  lists_.append.pop_back();
-  AddAppend(piece.rows, piece.table);
-  if (kv.demand.selects) {
-    lists_.compress.pop_back();
-    AddCompress(*piece.segment, piece.rows, piece.table);
-  }
-  if (kv.tiered()) {
-    lists_.tails.pop_back();
-    AddTail(piece);
-  }
+  lists_.append.back() = AppendOf(piece);
+  if (kv.demand.selects) lists_.compress.back() = CompressOf(piece);
+  if (kv.tiered()) lists_.tails.back() = TailOf(piece);
   if (piece.policy == AttentionPolicy::kDense) {
     AUGUR_CHECK(!kv.tiered());
-    lists_.dense.back() = {.rows = piece.rows,
-                           .pages = tables_->lists(piece.table),
-                           .list_stride = tables_->options().max_blocks};
+    lists_.dense.back() = WholeOf(piece);
     return;
   }
   const Rule rule = RuleOf(piece.policy);
@@ -168,12 +165,14 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   }
 }
 
+void DeviceAttention::AddAppended(const AttentionPiece& piece) {
+  lists_.append.push_back(AppendOf(piece));
+  if (piece.segment->kv->demand.selects) lists_.compress.push_back(CompressOf(piece));
+}
+
 void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
-  AddAppend(piece.rows, piece.table);
-  if (piece.segment->kv->demand.selects) AddCompress(*piece.segment, piece.rows, piece.table);
-  kernels::AttentionSegment attend{.rows = piece.rows,
-                                   .pages = tables_->lists(piece.table),
-                                   .list_stride = tables_->options().max_blocks};
+  AddAppended(piece);
+  kernels::AttentionSegment attend = WholeOf(piece);
   if (piece.policy == AttentionPolicy::kDense) {
     lists_.dense.push_back(attend);
     return;
@@ -190,12 +189,9 @@ void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
 // A generated row that works in the staging area: it reads its blocks where the lists lead, as a
 // resident one does.
 void DeviceAttention::AddStagedRow(const AttentionPiece& piece) {
-  AddAppend(piece.rows, piece.table);
-  if (piece.segment->kv->demand.selects) AddCompress(*piece.segment, piece.rows, piece.table);
+  AddAppended(piece);
   if (piece.policy == AttentionPolicy::kDense) {
-    lists_.dense.push_back({.rows = piece.rows,
-                            .pages = tables_->lists(piece.table),
-                            .list_stride = tables_->options().max_blocks});
+    lists_.dense.push_back(WholeOf(piece));
     return;
   }
   const Rule rule = RuleOf(piece.policy);
@@ -262,7 +258,7 @@ void DeviceAttention::AddStaged(std::span<const AttentionPiece> generated,
   if (!on_edge) {
     // A block that was begun before goes back to its slot, and from there to the host.
     group.returns_tail = true;
-    AddTail(first);
+    lists_.tails.push_back(TailOf(first));
     ++num_staged_tails_;
   }
   std::byte** const lists = tables_->lists(group.table);

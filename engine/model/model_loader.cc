@@ -270,9 +270,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
     AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention, model.max_context));
   }
   // No selection is larger than the context.
-  const int context_blocks =
-      (model.max_context + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
-  const int max_top_k = std::min(model.attention.max_top_k, context_blocks);
+  const int max_top_k = std::min(model.attention.max_top_k, BlocksFor(model.max_context));
   if (options.random_weights.empty()) {
     AUGUR_ASSIGN_OR_RETURN(model.tokenizer, LoadMatchingTokenizer(options.folder, config));
   }

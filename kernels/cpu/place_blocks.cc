@@ -6,53 +6,26 @@
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/kv_page.h"
+#include "kernels/placed_group.h"
 
 namespace augur::kernels {
 namespace {
 
-// Lists of one segment and kv head.
-struct PlaceGroup {
-  std::byte* const* sources;
-  int32_t* slot_blocks;
-  int32_t* slot_stamps;
-  std::byte* const* slot_pages;
-  const int32_t* blocks;
-  const std::byte** pages;
-  int count;
-};
-
-PlaceGroup GroupOf(const PlaceBlocksParams& params, const PlaceSegment& segment, int head) {
-  const size_t row = size_t(segment.rows.first_row) * params.num_kv_heads + head;
-  const size_t list = row * params.selection_stride;
-  PlaceGroup group{};
-  group.sources = segment.sources + params.sources_offset + size_t(head) * segment.source_stride;
-  group.blocks = params.blocks + list;
-  group.pages = params.pages + list;
-  group.count = params.counts[row];
-  AUGUR_CHECK(group.count >= 0 && group.count <= params.selection_stride);
-  if (segment.slot_blocks == nullptr) return group;
-  const int64_t slots = params.slots_offset + int64_t{head} * segment.slot_stride;
-  group.slot_blocks = segment.slot_blocks + slots;
-  group.slot_stamps = segment.slot_stamps + slots;
-  group.slot_pages = segment.slot_pages + slots;
-  return group;
-}
-
-int EntryOf(const PlaceGroup& group, int32_t block) {
+int EntryOf(const PlacedGroup& group, int32_t block) {
   const int32_t* end = group.blocks + group.count;
   const int32_t* at = std::lower_bound(group.blocks, end, block);
   return at == end || *at != block ? -1 : static_cast<int>(at - group.blocks);
 }
 
 // Orders slots as victims: empty ones, then the least stamp; the lower slot of equals.
-int64_t RankOf(const PlaceGroup& group, int slot) {
+int64_t RankOf(const PlacedGroup& group, int slot) {
   if (group.slot_blocks[slot] == kEmptySlot) return slot;
   return ((int64_t{group.slot_stamps[slot]} + (int64_t{1} << 32)) << 20) + slot;
 }
 int SlotOf(int64_t rank) { return static_cast<int>(rank & ((1 << 20) - 1)); }
 
 // Takes the entries that have a slot; the other slots are left in `victims`.
-void TakeHits(const PlaceSegment& segment, const PlaceGroup& group, PlacementCounts* counts,
+void TakeHits(const PlaceSegment& segment, const PlacedGroup& group, PlacementCounts* counts,
               std::vector<int64_t>* victims) {
   const int position = segment.rows.first_position;
   const int local_begin = position / kBlockTokens - segment.local + 1;
@@ -80,7 +53,7 @@ void TakeHits(const PlaceSegment& segment, const PlaceGroup& group, PlacementCou
 
 // Gives the others the first of `victims`.
 void FetchMisses(const PlaceBlocksParams& params, const PlaceSegment& segment,
-                 const PlaceGroup& group, PlacementCounts* counts, std::vector<int64_t>* victims) {
+                 const PlacedGroup& group, PlacementCounts* counts, std::vector<int64_t>* victims) {
   const auto misses = std::count(group.pages, group.pages + group.count, nullptr);
   AUGUR_CHECK(misses <= static_cast<int64_t>(victims->size()));
   std::partial_sort(victims->begin(), victims->begin() + misses, victims->end());
@@ -109,7 +82,8 @@ void CpuBackend::PlaceBlocks(const PlaceBlocksParams& params) {
     AUGUR_CHECK(segment.rows.num_rows == 0 || segment.rows.num_rows == 1);
     if (segment.rows.num_rows == 0) continue;
     for (int head = 0; head < params.num_kv_heads; ++head) {
-      const PlaceGroup group = GroupOf(params, segment, head);
+      const PlacedGroup group = GroupOf(params, segment, head);
+      AUGUR_CHECK(group.count >= 0 && group.count <= params.selection_stride);
       if (group.slot_blocks == nullptr) {
         for (int i = 0; i < group.count; ++i) {
           AUGUR_CHECK(group.blocks[i] >= 0 && group.blocks[i] < segment.source_stride);

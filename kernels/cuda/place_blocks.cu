@@ -5,6 +5,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/place_blocks.h"
+#include "kernels/placed_group.h"
 
 namespace augur::kernels {
 namespace {
@@ -12,17 +13,6 @@ namespace {
 constexpr int kWarp = 32;
 // A thread has one slot and one entry of the choice.
 constexpr int kMaxThreads = 1024;
-
-// One segment's slots and choice for one kv head.
-struct PlaceGroup {
-  std::byte* const* sources;
-  int32_t* slot_blocks;
-  int32_t* slot_stamps;
-  std::byte* const* slot_pages;
-  const int32_t* blocks;
-  const std::byte** pages;
-  int count;
-};
 
 // A thread's slot and entry, asked for at once: each wait for memory costs a good part of the call.
 struct Holding {
@@ -44,23 +34,6 @@ struct PlaceScratch {
   int counts[3];  // chosen, reused, spare
   int first_copy;
 };
-
-__device__ PlaceGroup GroupOf(const PlaceBlocksParams& params, const PlaceSegment& segment,
-                              int head) {
-  const size_t row = size_t(segment.rows.first_row) * params.num_kv_heads + head;
-  const size_t list = row * params.selection_stride;
-  PlaceGroup group{};
-  group.sources = segment.sources + params.sources_offset + size_t(head) * segment.source_stride;
-  group.blocks = params.blocks + list;
-  group.pages = params.pages + list;
-  group.count = params.counts[row];
-  if (segment.slot_blocks == nullptr) return group;
-  const int64_t slots = params.slots_offset + int64_t{head} * segment.slot_stride;
-  group.slot_blocks = segment.slot_blocks + slots;
-  group.slot_stamps = segment.slot_stamps + slots;
-  group.slot_pages = segment.slot_pages + slots;
-  return group;
-}
 
 // How many threads before this one have `value`s, summed; *total is that of all threads. `value` is
 // below 2^16, so two counts go in one.
@@ -123,7 +96,7 @@ __device__ void CountWarp(bool holds, int* count) {
 // Enters the slots of blocks that have one, and returns the age of this thread's slot: -1 where it
 // is none or holds a block of the choice; the greater an age, the earlier the slot becomes a
 // victim.
-__device__ int TakeHits(const PlaceSegment& segment, const PlaceGroup& group, const Holding& mine,
+__device__ int TakeHits(const PlaceSegment& segment, const PlacedGroup& group, const Holding& mine,
                         PlaceScratch& scratch) {
   const int thread = threadIdx.x;
   const int position = segment.rows.first_position;
@@ -197,7 +170,7 @@ __device__ void AddCounts(const PlaceBlocksParams& params, const PlaceScratch& s
 }
 
 __device__ void PlaceInSlots(const PlaceBlocksParams& params, const PlaceSegment& segment,
-                             const PlaceGroup& group, const Holding& mine, PlaceScratch& scratch,
+                             const PlacedGroup& group, const Holding& mine, PlaceScratch& scratch,
                              unsigned long long* tickets) {
   const int thread = threadIdx.x;
   const bool is_entry = thread < group.count;
@@ -250,7 +223,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (thread == 0) EndTickets(params, TakeTicket(tickets, 0), 0, tickets);
     return;
   }
-  const PlaceGroup group = GroupOf(params, segment, blockIdx.x % params.num_kv_heads);
+  const PlacedGroup group = GroupOf(params, segment, blockIdx.x % params.num_kv_heads);
   const bool has_slots = group.slot_blocks != nullptr;
   Holding mine;
   if (thread < params.selection_stride) mine.block = group.blocks[thread];  // maybe behind the end

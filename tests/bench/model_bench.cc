@@ -20,14 +20,6 @@ using engine::StepSegment;
 
 constexpr int kDecodeSteps = 17;
 
-// Weights that every row of a step is multiplied with, the head apart.
-int64_t LayerWeightsOf(const engine::ModelConfig& config) {
-  const int64_t attention =
-      int64_t{config.hidden_size} * (2 * config.q_width() + 2 * config.kv_width());
-  return config.num_layers *
-         (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
-}
-
 // A model, and sequences of the longest length a case needs, all on the device and dense.
 class BenchModel {
  public:
@@ -160,6 +152,13 @@ double PrefillFlops(const engine::ModelConfig& config, int tokens) {
 }
 
 }  // namespace
+
+int64_t LayerWeightsOf(const engine::ModelConfig& config) {
+  const int64_t attention =
+      int64_t{config.hidden_size} * (2 * config.q_width() + 2 * config.kv_width());
+  return config.num_layers *
+         (attention + int64_t{3} * config.hidden_size * config.intermediate_size);
+}
 
 bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context,
                      const ModelBenchOptions& options, const Ceilings& ceilings) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/model/model_config.h"
 #include "kernels/backend.h"
 #include "tests/bench/bench_record.h"
 
@@ -20,6 +21,9 @@ struct ModelBenchOptions {
   std::vector<int> batches;
   std::vector<int> contexts;  // tokens that each decoding sequence already has
 };
+
+// Weights that every row of a step is multiplied with, the head apart.
+int64_t LayerWeightsOf(const engine::ModelConfig& config);
 
 // What the machine can do, measured in the same run.
 struct Ceilings {

@@ -189,11 +189,10 @@ Counts CountsOf(const memory::ResidencyStats& stats) {
 double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int batch) {
   const engine::ModelConfig& config = bench.config;
   const double element = static_cast<double>(kernels::BytesOf(bench.dtype));
-  const double hidden = config.hidden_size;
-  const double forecast = options.policy == "forecast" ? config.kv_width() : 0;
-  const double layer = hidden * (2 * config.q_width() + 2 * config.kv_width() + forecast) +
-                       3 * hidden * config.intermediate_size;
-  const double weights = element * (config.num_layers * layer + hidden * config.vocab_size);
+  const double forecast = options.policy == "forecast" ? config.num_layers * config.kv_width() : 0;
+  const double head_and_forecast = config.hidden_size * (config.vocab_size + forecast);
+  const double weights =
+      element * (static_cast<double>(LayerWeightsOf(config)) + head_and_forecast);
   const double width = element * config.num_layers * config.kv_width();  // of a token's keys
   const double blocks = options.context / 64.0;
   const bool selects = bench.attention.selects();
