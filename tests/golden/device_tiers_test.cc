@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/kernels/kernel_test_data.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tests/support/model_driver.h"
+#include "tests/support/model_scenarios.h"
 #include "tests/support/random_forecast.h"
 
 namespace augur::engine {
@@ -19,10 +18,11 @@ namespace {
 
 using memory::Residency;
 using tests::DriverBackend;
+using tests::ExpectSameLogits;
+using tests::Logits;
 using tests::ModelDriver;
 using tests::ModelDriverOptions;
 using tests::SameBits;
-using Logits = std::vector<std::vector<float>>;
 
 constexpr int kPrompt = kernels::kSanitized ? 600 : 1500;  // 10 or 24 blocks, the last one open
 constexpr int kDecodes = kernels::kSanitized ? 45 : 70;    // over the end of a block
@@ -52,15 +52,9 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
   }
 
   static std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> prompt(tokens);
-    // Repeated words, so that scores differ and decoding is not all noise.
-    for (int i = 0; i < tokens; ++i) {
-      prompt[i] = i >= 40 && random() % 3 == 0 ? prompt[random() % (i - 30)]
-                                               : static_cast<int32_t>(3 + random() % 4000);
-    }
-    return prompt;
+    return tests::RepeatingPrompt(tokens, seed, 4000);
   }
+  static std::vector<int32_t> OtherPrompt(uint32_t seed) { return Prompt(700, seed); }
 
   static AttentionChoice Choice(AttentionPolicy prefill, AttentionPolicy decode) {
     return {.prefill = prefill, .decode = decode, .budget = kBudget};
@@ -70,13 +64,6 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
     if (kernels::kSanitized) return {Choice(kForecast, kForecast), Choice(kSparse, kDense)};
     return {Choice(kForecast, kForecast), Choice(kSparse, kSparse), Choice(kDense, kForecast),
             Choice(kSparse, kDense)};
-  }
-
-  static void ExpectSame(const Logits& found, const Logits& expected) {
-    ASSERT_EQ(found.size(), expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_TRUE(SameBits(found[i], expected[i])) << "row " << i;
-    }
   }
 
   tests::ScratchFolder scratch_;
@@ -102,7 +89,7 @@ TEST_P(DeviceTiersTest, AnyResidencySlotsChunksAndPrefetch) {
     const Logits expected = resident.Complete(Prompt(kPrompt), 4096, kDecodes, choice);
     if (GetParam() == DriverBackend::kCpuAsDevice) {
       ModelDriver host(Options(DriverBackend::kCpu));
-      ExpectSame(expected, host.Complete(Prompt(kPrompt), 512, kDecodes, choice));
+      ExpectSameLogits(expected, host.Complete(Prompt(kPrompt), 512, kDecodes, choice));
     }
     for (const Variant& variant : variants) {
       SCOPED_TRACE(choice.Fingerprint() + " slots " + std::to_string(variant.slots));
@@ -110,7 +97,7 @@ TEST_P(DeviceTiersTest, AnyResidencySlotsChunksAndPrefetch) {
       options.num_slots = variant.slots;
       options.prefetch = variant.prefetch;
       ModelDriver tiered(options);
-      ExpectSame(
+      ExpectSameLogits(
           tiered.Complete(Prompt(kPrompt), variant.chunk, kDecodes, choice, Residency::kTiered),
           expected);
       if (kernels::kSanitized) break;
@@ -124,7 +111,7 @@ TEST_P(DeviceTiersTest, CrossingDenseLenWhileDecoding) {
   choice.dense_len = 1000;
   const std::vector<int32_t> prompt = Prompt(980);
   const Logits expected = model.Complete(prompt, 512, 40, choice);
-  ExpectSame(model.Complete(prompt, 256, 40, choice, Residency::kTiered), expected);
+  ExpectSameLogits(model.Complete(prompt, 256, 40, choice, Residency::kTiered), expected);
   EXPECT_FALSE(SameBits(expected[35], model.Complete(prompt, 512, 40)[35]));
 }
 
@@ -132,26 +119,10 @@ TEST_P(DeviceTiersTest, SavedAndResumed) {
   for (const AttentionChoice& choice : Choices()) {
     SCOPED_TRACE(choice.Fingerprint());
     // Saved before the window ends that crosses into the open block.
+    const std::vector<int32_t> prompt = Prompt(kPrompt - 20);
     ModelDriver model(Options());
-    const Logits expected = model.Complete(Prompt(kPrompt - 20), 512, 24, choice);
-    auto sequence = model.Start(Prompt(kPrompt - 20), 24, choice, Residency::kTiered);
-    model.StepOne(&sequence, 512);
-    model.Save(sequence);
-    // Another one's bytes in the frames that it left.
-    model.Complete(Prompt(700, 9), 512, 3, choice, Residency::kTiered);
-    model.Resume(sequence);
-    Logits found = {model.Prefill(&sequence, 512)};
-    for (int i = 0; i < 24; ++i) {
-      found.push_back(model.Decode(&sequence, 1)[0]);
-      if (i % 8 != 0) continue;
-      const std::vector<int32_t> sampled = model.sampled();
-      model.Save(sequence);
-      model.Complete(Prompt(700, 10 + i), 512, 1, choice, Residency::kTiered);
-      model.Resume(sequence);
-      model.RestoreSampled(sampled);
-    }
-    ExpectSame(found, expected);
-    model.Finish(sequence);
+    const Logits expected = model.Complete(prompt, 512, 24, choice);
+    ExpectSameLogits(tests::SavedAndResumed(&model, prompt, choice, 24, 8, OtherPrompt), expected);
   }
 }
 
@@ -160,19 +131,8 @@ TEST_P(DeviceTiersTest, MirroredFromTheDevice) {
   const AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
   ModelDriver model(Options());
   const Logits expected = model.Complete(Prompt(kPrompt), 512, 40, choice);
-  auto sequence = model.Start(Prompt(kPrompt), 40, choice);
-  Logits found = {model.Prefill(&sequence, 512)};
-  for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-  ASSERT_TRUE(model.kv().store()->BeginMirror(sequence.id, 25));
-  for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-  const std::vector<int32_t> sampled = model.sampled();
-  model.Save(sequence);
-  model.Complete(Prompt(700, 3), 512, 2, choice, Residency::kTiered);
-  model.Resume(sequence);
-  model.RestoreSampled(sampled);
-  for (auto& row : model.Decode(&sequence, 20)) found.push_back(row);
-  ExpectSame(found, expected);
-  model.Finish(sequence);
+  ExpectSameLogits(
+      tests::MirroredFromTheDevice(&model, Prompt(kPrompt), choice, 40, 25, OtherPrompt), expected);
 }
 
 TEST_P(DeviceTiersTest, AfterAPrefixHit) {
@@ -180,16 +140,10 @@ TEST_P(DeviceTiersTest, AfterAPrefixHit) {
     const AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
     ModelDriver model(Options());
     const Logits expected = model.Complete(Prompt(kPrompt), 512, 20, choice);
-    auto donor = model.Start(Prompt(kPrompt), 0, choice, residency);
-    model.Prefill(&donor, 512);
-    model.PublishAll(donor);
-    model.Finish(donor);
+    tests::PublishPrompt(&model, Prompt(kPrompt), choice, residency);
     for (const int hits : {1, (kPrompt - 1) / 128, (kPrompt - 1) / 64}) {
-      auto hit = model.Start(Prompt(kPrompt), 20, choice, residency, hits);
-      Logits found = {model.Prefill(&hit, 512)};
-      for (auto& row : model.Decode(&hit, 20)) found.push_back(row);
-      ExpectSame(found, expected);
-      model.Finish(hit);
+      ExpectSameLogits(tests::AfterAPrefixHit(&model, Prompt(kPrompt), choice, residency, hits, 20),
+                       expected);
     }
   }
 }

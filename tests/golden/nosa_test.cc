@@ -14,18 +14,19 @@
 #include "engine/model/model_loader.h"
 #include "tests/kernels/kernel_test_data.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tests/support/model_driver.h"
+#include "tests/support/model_scenarios.h"
 #include "tests/support/random_forecast.h"
 
 namespace augur::engine {
 namespace {
 
 using memory::Residency;
+using tests::ExpectSameLogits;
+using tests::Logits;
 using tests::ModelDriver;
 using tests::ModelDriverOptions;
 using tests::SameBits;
 using tests::TensorMap;
-using Logits = std::vector<std::vector<float>>;
 using Doubles = std::vector<double>;
 
 constexpr double kTolerance = 1e-5;  // of the largest |logit|
@@ -69,14 +70,9 @@ void WriteNosa(const std::string& folder, float gate_spread, int query_top_k = k
 }
 
 std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> prompt(tokens);
-  for (int i = 0; i < tokens; ++i) {
-    prompt[i] = i >= 40 && random() % 3 == 0 ? prompt[random() % (i - 30)]
-                                             : static_cast<int32_t>(3 + random() % 380);
-  }
-  return prompt;
+  return tests::RepeatingPrompt(tokens, seed, 380);
 }
+std::vector<int32_t> OtherPrompt(uint32_t seed) { return Prompt(900, seed); }
 
 // The forward pass of sparda.md 5.1 in double, one token after another, no tricks.
 class Reference {
@@ -329,13 +325,6 @@ class NosaTest : public testing::Test {
             Choice(kDense, kForecast), Choice(kSparse, kDense)};
   }
 
-  static void ExpectSame(const Logits& found, const Logits& expected) {
-    ASSERT_EQ(found.size(), expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_TRUE(SameBits(found[i], expected[i])) << "row " << i;
-    }
-  }
-
   tests::ScratchFolder scratch_, forecast_;
   std::string heads_;
 };
@@ -394,7 +383,7 @@ TEST_F(NosaTest, WithoutGatesItIsLlama) {
   for (const AttentionChoice& choice : Choices()) {
     SCOPED_TRACE(choice.Fingerprint());
     const Logits expected = plain.Complete(Prompt(kPrompt), 512, 4, choice);
-    ExpectSame(gateless.Complete(Prompt(kPrompt), 512, 4, choice), expected);
+    ExpectSameLogits(gateless.Complete(Prompt(kPrompt), 512, 4, choice), expected);
     EXPECT_FALSE(SameBits(gated.Complete(Prompt(kPrompt), 512, 0, choice)[0], expected[0]));
   }
 }
@@ -413,7 +402,7 @@ TEST_F(NosaTest, AnyResidencySlotsStagingChunksAndPrefetch) {
   };
   for (const AttentionChoice& choice : Choices()) {
     const Logits expected = device.Complete(Prompt(kPrompt), 4096, kDecodes, choice);
-    ExpectSame(device.Complete(Prompt(kPrompt), 64, kDecodes, choice), expected);
+    ExpectSameLogits(device.Complete(Prompt(kPrompt), 64, kDecodes, choice), expected);
     for (const Variant& variant : variants) {
       SCOPED_TRACE(choice.Fingerprint() + ", " + variant.name);
       ModelDriverOptions options = Options();
@@ -421,7 +410,7 @@ TEST_F(NosaTest, AnyResidencySlotsStagingChunksAndPrefetch) {
       options.staging_blocks = variant.staging;
       options.prefetch = variant.prefetch;
       ModelDriver tiered(options);
-      ExpectSame(
+      ExpectSameLogits(
           tiered.Complete(Prompt(kPrompt), variant.chunk, kDecodes, choice, Residency::kTiered),
           expected);
       if (kernels::kSanitized) break;
@@ -432,8 +421,8 @@ TEST_F(NosaTest, AnyResidencySlotsStagingChunksAndPrefetch) {
 TEST_F(NosaTest, TokenByToken) {
   ModelDriver model(Options());
   const AttentionChoice choice = Choice(AttentionPolicy::kSparse, AttentionPolicy::kSparse);
-  ExpectSame(model.Complete(Prompt(600), 1, 2, choice),
-             model.Complete(Prompt(600), 600, 2, choice));
+  ExpectSameLogits(model.Complete(Prompt(600), 1, 2, choice),
+                   model.Complete(Prompt(600), 600, 2, choice));
 }
 
 // Biases choose blocks that the query does not, and the whole budget is used.
@@ -473,24 +462,9 @@ TEST_F(NosaTest, SavedAndResumed) {
     SCOPED_TRACE(choice.Fingerprint());
     ModelDriver model(Options());
     const Logits expected = model.Complete(Prompt(kPrompt), 512, kDecodes, choice);
-    auto sequence = model.Start(Prompt(kPrompt), kDecodes, choice, Residency::kTiered);
-    model.StepOne(&sequence, 512);
-    model.Save(sequence);
-    // Another one's bytes in the frames that it left.
-    model.Complete(Prompt(900, 9), 512, 3, choice, Residency::kTiered);
-    model.Resume(sequence);
-    Logits found = {model.Prefill(&sequence, 512)};
-    for (int i = 0; i < kDecodes; ++i) {
-      found.push_back(model.Decode(&sequence, 1)[0]);
-      if (i % 9 != 0) continue;
-      const std::vector<int32_t> sampled = model.sampled();
-      model.Save(sequence);
-      model.Complete(Prompt(900, 10 + i), 512, 1, choice, Residency::kTiered);
-      model.Resume(sequence);
-      model.RestoreSampled(sampled);
-    }
-    ExpectSame(found, expected);
-    model.Finish(sequence);
+    ExpectSameLogits(
+        tests::SavedAndResumed(&model, Prompt(kPrompt), choice, kDecodes, 9, OtherPrompt),
+        expected);
     model.kv().store()->CheckInvariants();
   }
 }
@@ -499,19 +473,9 @@ TEST_F(NosaTest, MirroredFromTheDevice) {
   const AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
   ModelDriver model(Options());
   const Logits expected = model.Complete(Prompt(kPrompt), 512, kDecodes, choice);
-  auto sequence = model.Start(Prompt(kPrompt), kDecodes, choice);
-  Logits found = {model.Prefill(&sequence, 512)};
-  for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-  ASSERT_TRUE(model.kv().store()->BeginMirror(sequence.id, 17));
-  for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-  const std::vector<int32_t> sampled = model.sampled();
-  model.Save(sequence);
-  model.Complete(Prompt(900, 3), 512, 2, choice, Residency::kTiered);
-  model.Resume(sequence);
-  model.RestoreSampled(sampled);
-  for (auto& row : model.Decode(&sequence, kDecodes - 20)) found.push_back(row);
-  ExpectSame(found, expected);
-  model.Finish(sequence);
+  ExpectSameLogits(
+      tests::MirroredFromTheDevice(&model, Prompt(kPrompt), choice, kDecodes, 17, OtherPrompt),
+      expected);
 }
 
 TEST_F(NosaTest, AfterAPrefixHit) {
@@ -520,17 +484,11 @@ TEST_F(NosaTest, AfterAPrefixHit) {
       SCOPED_TRACE(choice.Fingerprint());
       ModelDriver model(Options());
       const Logits expected = model.Complete(Prompt(kPrompt), 512, 20, choice);
-      auto donor = model.Start(Prompt(kPrompt), 0, choice, residency);
-      model.Prefill(&donor, 512);
-      model.PublishAll(donor);
-      model.Finish(donor);
+      tests::PublishPrompt(&model, Prompt(kPrompt), choice, residency);
       model.Complete(Prompt(900, 3), 512, 2, choice, residency);  // over the donor's frames
       for (const int hits : {1, 9, (kPrompt - 1) / 64}) {
-        auto hit = model.Start(Prompt(kPrompt), 20, choice, residency, hits);
-        Logits found = {model.Prefill(&hit, 512)};
-        for (auto& row : model.Decode(&hit, 20)) found.push_back(row);
-        ExpectSame(found, expected);
-        model.Finish(hit);
+        ExpectSameLogits(
+            tests::AfterAPrefixHit(&model, Prompt(kPrompt), choice, residency, hits, 20), expected);
       }
     }
   }
@@ -540,7 +498,7 @@ TEST_F(NosaTest, InABatch) {
   ModelDriver model(Options());
   const std::vector<AttentionChoice> choices = Choices();
   const int batch = 10;
-  std::vector<Logits> alone(batch), together(batch);
+  std::vector<Logits> alone(batch);
   std::vector<ModelDriver::Sequence> sequences;
   const auto prompt = [](int i) { return Prompt(300 + 67 * i, 100 + i); };
   const auto choice = [&](int i) { return choices[i % choices.size()]; };
@@ -549,32 +507,10 @@ TEST_F(NosaTest, InABatch) {
     const Residency residency = i % 3 == 0 ? Residency::kDevice : Residency::kTiered;
     sequences.push_back(model.Start(prompt(i), 6, choice(i), residency));
   }
-  for (;;) {
-    std::vector<ModelDriver::Part> parts;
-    std::vector<int> who;
-    int rows = 0;
-    for (int i = 0; i < batch; ++i) {
-      const int missing = static_cast<int>(sequences[i].tokens.size()) - sequences[i].computed;
-      if (missing == 0) continue;
-      const int take = std::min(missing, missing > 1 ? 64 * (1 + i % 3) : 1);
-      if (rows + take > 1100) continue;
-      rows += take;
-      parts.push_back({&sequences[i], take});
-      who.push_back(i);
-    }
-    if (parts.empty()) break;
-    const Logits logits = model.Step(parts);
-    const std::vector<int32_t> sampled = model.sampled();
-    for (size_t p = 0; p < parts.size(); ++p) {
-      auto& sequence = *parts[p].sequence;
-      if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
-      together[who[p]].push_back(logits[p]);
-      if (together[who[p]].size() <= 6) sequence.tokens.push_back(sampled[p]);
-    }
-  }
+  const std::vector<Logits> together = tests::StepTogether(&model, &sequences, 6, 1100);
   for (int i = 0; i < batch; ++i) {
     SCOPED_TRACE(testing::Message() << "sequence " << i << " " << choice(i).Fingerprint());
-    ExpectSame(together[i], alone[i]);
+    ExpectSameLogits(together[i], alone[i]);
   }
 }
 

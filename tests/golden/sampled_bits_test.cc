@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/kernels/kernel_test_data.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tests/support/model_driver.h"
+#include "tests/support/model_scenarios.h"
 #include "tests/support/random_forecast.h"
 
 namespace augur::engine {
@@ -18,10 +17,11 @@ namespace {
 
 using memory::Residency;
 using memory::ValueFetch;
+using tests::ExpectSameLogits;
+using tests::Logits;
 using tests::ModelDriver;
 using tests::ModelDriverOptions;
 using tests::SameBits;
-using Logits = std::vector<std::vector<float>>;
 
 constexpr int kPrompt = kernels::kSanitized ? 600 : 940;
 constexpr int kDecodes = kernels::kSanitized ? 12 : 30;  // over the end of a block
@@ -56,13 +56,7 @@ class SampledBitsTest : public testing::Test {
   }
 
   static std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> prompt(tokens);
-    for (int i = 0; i < tokens; ++i) {
-      prompt[i] = i >= 40 && random() % 3 == 0 ? prompt[random() % (i - 30)]
-                                               : static_cast<int32_t>(3 + random() % 4000);
-    }
-    return prompt;
+    return tests::RepeatingPrompt(tokens, seed, 4000);
   }
 
   static AttentionChoice Choice(AttentionPolicy policy) {
@@ -83,13 +77,6 @@ class SampledBitsTest : public testing::Test {
       pairs.push_back({ValueEstimator::kProportional, Choice(AttentionPolicy::kSparse)});
     }
     return pairs;
-  }
-
-  static void ExpectSame(const Logits& found, const Logits& expected) {
-    ASSERT_EQ(found.size(), expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_TRUE(SameBits(found[i], expected[i])) << "row " << i;
-    }
   }
 
   tests::ScratchFolder scratch_;
@@ -122,7 +109,7 @@ TEST_F(SampledBitsTest, AnyResidencySlotsStagingAndWayOfValues) {
         options.copies.places_per_second = variant.places_per_second;
         options.values.fetch = variant.fetch;
         ModelDriver tiered(options);
-        ExpectSame(
+        ExpectSameLogits(
             tiered.Complete(Prompt(kPrompt), variant.chunk, kDecodes, choice, Residency::kTiered),
             expected);
         const memory::ResidencyStats& stats = *tiered.kv().stats();
@@ -236,7 +223,7 @@ TEST_F(SampledBitsTest, SavedAndResumedAndMirrored) {
           model.Resume(sequence);
           model.RestoreSampled(sampled);
         }
-        ExpectSame(found, expected);
+        ExpectSameLogits(found, expected);
         model.Finish(sequence);
       }
     }
@@ -253,16 +240,11 @@ TEST_F(SampledBitsTest, AfterAPrefixHit) {
         // The donor does not sample: the cache's key does not name the mode.
         AttentionChoice exact = choice;
         exact.values = {};
-        auto donor = model.Start(Prompt(kPrompt), 0, exact, residency);
-        model.Prefill(&donor, 512);
-        model.PublishAll(donor);
-        model.Finish(donor);
+        tests::PublishPrompt(&model, Prompt(kPrompt), exact, residency);
         for (const int hits : {1, (kPrompt - 1) / 64}) {
-          auto hit = model.Start(Prompt(kPrompt), 20, choice, residency, hits);
-          Logits found = {model.Prefill(&hit, 512)};
-          for (auto& row : model.Decode(&hit, 20)) found.push_back(row);
-          ExpectSame(found, expected);
-          model.Finish(hit);
+          ExpectSameLogits(
+              tests::AfterAPrefixHit(&model, Prompt(kPrompt), choice, residency, hits, 20),
+              expected);
         }
       }
     }
@@ -274,7 +256,7 @@ TEST_F(SampledBitsTest, InABatchOf32) {
   ModelDriver model(Options());
   const std::vector<AttentionChoice> choices = Choices();
   const int batch = kernels::kSanitized ? 6 : 32;
-  std::vector<Logits> alone(batch), together(batch);
+  std::vector<Logits> alone(batch);
   const auto prompt = [](int i) { return Prompt(200 + 37 * i, 100 + i); };
   const auto choice = [&](int i) {
     AttentionChoice own = choices[i % choices.size()];
@@ -294,35 +276,10 @@ TEST_F(SampledBitsTest, InABatchOf32) {
     sequences.push_back(model.Start(prompt(i), 6, choice(i), residency(i)));
     sequences.back().seed = 1000 + i;
   }
-  for (bool left = true; left;) {
-    left = false;
-    std::vector<ModelDriver::Part> parts;
-    std::vector<int> who;
-    int rows = 0;
-    for (int i = 0; i < batch; ++i) {
-      auto& sequence = sequences[i];
-      const int missing = static_cast<int>(sequence.tokens.size()) - sequence.computed;
-      if (missing == 0) continue;
-      const int take = std::min(missing, missing > 1 ? 64 * (1 + i % 3) : 1);
-      if (rows + take > 1600) continue;
-      rows += take;
-      parts.push_back({&sequence, take});
-      who.push_back(i);
-    }
-    if (parts.empty()) break;
-    const Logits logits = model.Step(parts);
-    const std::vector<int32_t> sampled = model.sampled();
-    for (size_t p = 0; p < parts.size(); ++p) {
-      auto& sequence = *parts[p].sequence;
-      if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
-      together[who[p]].push_back(logits[p]);
-      if (together[who[p]].size() <= 6) sequence.tokens.push_back(sampled[p]);
-    }
-    left = true;
-  }
+  const std::vector<Logits> together = tests::StepTogether(&model, &sequences, 6, 1600);
   for (int i = 0; i < batch; ++i) {
     SCOPED_TRACE(testing::Message() << "sequence " << i << " " << choice(i).Fingerprint());
-    ExpectSame(together[i], alone[i]);
+    ExpectSameLogits(together[i], alone[i]);
   }
 }
 

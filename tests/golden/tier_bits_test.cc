@@ -12,17 +12,18 @@
 
 #include "tests/kernels/kernel_test_data.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tests/support/model_driver.h"
+#include "tests/support/model_scenarios.h"
 #include "tests/support/random_forecast.h"
 
 namespace augur::engine {
 namespace {
 
 using memory::Residency;
+using tests::ExpectSameLogits;
+using tests::Logits;
 using tests::ModelDriver;
 using tests::ModelDriverOptions;
 using tests::SameBits;
-using Logits = std::vector<std::vector<float>>;
 
 constexpr int kPrompt = kernels::kSanitized ? 600 : 1500;  // 10 or 24 blocks, the last one open
 constexpr int kDecodes =
@@ -53,15 +54,9 @@ class TierBitsTest : public testing::Test {
   }
 
   static std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> prompt(tokens);
-    // Repeated words, so that scores differ and decoding is not all noise.
-    for (int i = 0; i < tokens; ++i) {
-      prompt[i] = i >= 40 && random() % 3 == 0 ? prompt[random() % (i - 30)]
-                                               : static_cast<int32_t>(3 + random() % 4000);
-    }
-    return prompt;
+    return tests::RepeatingPrompt(tokens, seed, 4000);
   }
+  static std::vector<int32_t> OtherPrompt(uint32_t seed) { return Prompt(700, seed); }
 
   static AttentionChoice Choice(AttentionPolicy prefill, AttentionPolicy decode) {
     return {.prefill = prefill, .decode = decode, .budget = kBudget};
@@ -71,13 +66,6 @@ class TierBitsTest : public testing::Test {
     if (kernels::kSanitized) return {Choice(kForecast, kForecast), Choice(kSparse, kDense)};
     return {Choice(kDense, kDense), Choice(kSparse, kSparse), Choice(kForecast, kForecast),
             Choice(kDense, kForecast), Choice(kSparse, kDense)};
-  }
-
-  static void ExpectSame(const Logits& found, const Logits& expected) {
-    ASSERT_EQ(found.size(), expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_TRUE(SameBits(found[i], expected[i])) << "row " << i;
-    }
   }
 
   tests::ScratchFolder scratch_;
@@ -100,7 +88,7 @@ TEST_F(TierBitsTest, AnyResidencySlotsStagingChunksAndPrefetch) {
   };
   for (const AttentionChoice& choice : Choices()) {
     const Logits expected = device.Complete(Prompt(kPrompt), 4096, kDecodes, choice);
-    ExpectSame(device.Complete(Prompt(kPrompt), 64, kDecodes, choice), expected);
+    ExpectSameLogits(device.Complete(Prompt(kPrompt), 64, kDecodes, choice), expected);
     for (const Variant& variant : variants) {
       SCOPED_TRACE(choice.Fingerprint() + ", " + variant.name);
       ModelDriverOptions options = Options();
@@ -110,7 +98,7 @@ TEST_F(TierBitsTest, AnyResidencySlotsStagingChunksAndPrefetch) {
       options.copies.num_threads = variant.copy_threads;
       options.copies.places_per_second = variant.places_per_second;
       ModelDriver tiered(options);
-      ExpectSame(
+      ExpectSameLogits(
           tiered.Complete(Prompt(kPrompt), variant.chunk, kDecodes, choice, Residency::kTiered),
           expected);
       if (kernels::kSanitized) break;
@@ -155,7 +143,7 @@ TEST_F(TierBitsTest, ABudgetOfAllBlocksIsDense) {
     all.budget.top_k = 32;
     for (const Residency residency : {Residency::kDevice, Residency::kTiered}) {
       SCOPED_TRACE(all.Fingerprint());
-      ExpectSame(model.Complete(prompt, 512, 8, all, residency), dense);
+      ExpectSameLogits(model.Complete(prompt, 512, 8, all, residency), dense);
       auto sequence = model.Start(prompt, 1, all, residency);
       model.Prefill(&sequence, 512);
       model.Decode(&sequence, 1);
@@ -177,7 +165,7 @@ TEST_F(TierBitsTest, CrossingDenseLenWhileDecoding) {
     const Logits expected = model.Complete(prompt, 512, 60, choice);
     const Logits dense = model.Complete(prompt, 512, 60);
     const Logits tiered = model.Complete(prompt, 256, 60, choice, Residency::kTiered);
-    ExpectSame(tiered, expected);
+    ExpectSameLogits(tiered, expected);
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(SameBits(expected[i], dense[i])) << i;
     EXPECT_FALSE(SameBits(expected[25], dense[25]));
     // Computed again as one prefill after a preemption, past the crossing.
@@ -198,24 +186,8 @@ TEST_F(TierBitsTest, SavedAndResumed) {
     SCOPED_TRACE(choice.Fingerprint());
     ModelDriver model(Options());
     const Logits expected = model.Complete(Prompt(kPrompt), 512, 24, choice);
-    auto sequence = model.Start(Prompt(kPrompt), 24, choice, Residency::kTiered);
-    model.StepOne(&sequence, 512);
-    model.Save(sequence);
-    // Another one's bytes in the frames that it left.
-    model.Complete(Prompt(700, 9), 512, 3, choice, Residency::kTiered);
-    model.Resume(sequence);
-    Logits found = {model.Prefill(&sequence, 512)};
-    for (int i = 0; i < 24; ++i) {
-      found.push_back(model.Decode(&sequence, 1)[0]);
-      if (i % 5 != 0) continue;
-      const std::vector<int32_t> sampled = model.sampled();
-      model.Save(sequence);
-      model.Complete(Prompt(700, 10 + i), 512, 1, choice, Residency::kTiered);
-      model.Resume(sequence);
-      model.RestoreSampled(sampled);
-    }
-    ExpectSame(found, expected);
-    model.Finish(sequence);
+    ExpectSameLogits(tests::SavedAndResumed(&model, Prompt(kPrompt), choice, 24, 5, OtherPrompt),
+                     expected);
   }
 }
 
@@ -225,19 +197,9 @@ TEST_F(TierBitsTest, MirroredFromTheDevice) {
     const AttentionChoice choice = Choice(policy, policy);
     ModelDriver model(Options());
     const Logits expected = model.Complete(Prompt(kPrompt), 512, 40, choice);
-    auto sequence = model.Start(Prompt(kPrompt), 40, choice);
-    Logits found = {model.Prefill(&sequence, 512)};
-    for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-    ASSERT_TRUE(model.kv().store()->BeginMirror(sequence.id, 25));
-    for (auto& row : model.Decode(&sequence, 10)) found.push_back(row);
-    const std::vector<int32_t> sampled = model.sampled();
-    model.Save(sequence);
-    model.Complete(Prompt(700, 3), 512, 2, choice, Residency::kTiered);
-    model.Resume(sequence);
-    model.RestoreSampled(sampled);
-    for (auto& row : model.Decode(&sequence, 20)) found.push_back(row);
-    ExpectSame(found, expected);
-    model.Finish(sequence);
+    ExpectSameLogits(
+        tests::MirroredFromTheDevice(&model, Prompt(kPrompt), choice, 40, 25, OtherPrompt),
+        expected);
   }
 }
 
@@ -247,16 +209,10 @@ TEST_F(TierBitsTest, AfterAPrefixHit) {
       SCOPED_TRACE(choice.Fingerprint());
       ModelDriver model(Options());
       const Logits expected = model.Complete(Prompt(kPrompt), 512, 20, choice);
-      auto donor = model.Start(Prompt(kPrompt), 0, choice, residency);
-      model.Prefill(&donor, 512);
-      model.PublishAll(donor);
-      model.Finish(donor);
+      tests::PublishPrompt(&model, Prompt(kPrompt), choice, residency);
       for (const int hits : {1, (kPrompt - 1) / 128, (kPrompt - 1) / 64}) {
-        auto hit = model.Start(Prompt(kPrompt), 20, choice, residency, hits);
-        Logits found = {model.Prefill(&hit, 512)};
-        for (auto& row : model.Decode(&hit, 20)) found.push_back(row);
-        ExpectSame(found, expected);
-        model.Finish(hit);
+        ExpectSameLogits(
+            tests::AfterAPrefixHit(&model, Prompt(kPrompt), choice, residency, hits, 20), expected);
       }
     }
   }
@@ -268,7 +224,7 @@ TEST_F(TierBitsTest, InABatchOfMixedPolicies) {
   ModelDriver model(Options());
   const std::vector<AttentionChoice> choices = Choices();
   const int batch = kernels::kSanitized ? 6 : 32;
-  std::vector<Logits> alone(batch), together(batch);
+  std::vector<Logits> alone(batch);
   const auto prompt = [](int i) { return Prompt(200 + 37 * i, 100 + i); };
   const auto choice = [&](int i) { return choices[i % choices.size()]; };
   const auto residency = [](int i) { return i % 3 == 0 ? Residency::kDevice : Residency::kTiered; };
@@ -277,36 +233,10 @@ TEST_F(TierBitsTest, InABatchOfMixedPolicies) {
   for (int i = 0; i < batch; ++i) {
     sequences.push_back(model.Start(prompt(i), 6, choice(i), residency(i)));
   }
-  // Each step some prefill by blocks and those that are done decode.
-  for (bool left = true; left;) {
-    left = false;
-    std::vector<ModelDriver::Part> parts;
-    std::vector<int> who;
-    int rows = 0;
-    for (int i = 0; i < batch; ++i) {
-      auto& sequence = sequences[i];
-      const int missing = static_cast<int>(sequence.tokens.size()) - sequence.computed;
-      if (missing == 0) continue;
-      const int take = std::min(missing, missing > 1 ? 64 * (1 + i % 3) : 1);
-      if (rows + take > 1600) continue;
-      rows += take;
-      parts.push_back({&sequence, take});
-      who.push_back(i);
-    }
-    if (parts.empty()) break;
-    const Logits logits = model.Step(parts);
-    const std::vector<int32_t> sampled = model.sampled();
-    for (size_t p = 0; p < parts.size(); ++p) {
-      auto& sequence = *parts[p].sequence;
-      if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
-      together[who[p]].push_back(logits[p]);
-      if (together[who[p]].size() <= 6) sequence.tokens.push_back(sampled[p]);
-    }
-    left = true;
-  }
+  const std::vector<Logits> together = tests::StepTogether(&model, &sequences, 6, 1600);
   for (int i = 0; i < batch; ++i) {
     SCOPED_TRACE(testing::Message() << "sequence " << i << " " << choice(i).Fingerprint());
-    ExpectSame(together[i], alone[i]);
+    ExpectSameLogits(together[i], alone[i]);
   }
 }
 
