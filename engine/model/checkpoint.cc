@@ -7,21 +7,24 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/model/json_fields.h"
+#include "engine/json/json_fields.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
 namespace {
 
-// safetensors' own reader stops at 100 MB; a header of that size already names some 500,000
-// tensors.
-constexpr int64_t kMaxHeaderBytes = 100'000'000;
-constexpr int64_t kMaxIndexBytes = 64 << 20;
+// Names some 100,000 tensors, is checked in a third of a second, and no file of a served family has
+// a hundredth of it (safetensors' own reader stops at 100 MB).
+constexpr int64_t kMaxHeaderBytes = 16 << 20;
+constexpr int64_t kMaxIndexBytes = 16 << 20;
 constexpr size_t kMaxRank = 8;
+constexpr size_t kMaxShards = 1000;  // each is an open file
 
 std::string ShapeName(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
@@ -31,7 +34,8 @@ absl::StatusOr<kernels::DType> ParseDType(const std::string& name) {
   if (name == "F32") return kernels::DType::kF32;
   if (name == "BF16") return kernels::DType::kBF16;
   if (name == "F16") return kernels::DType::kF16;
-  return absl::InvalidArgumentError(absl::StrCat("expected dtype F32, BF16 or F16, found ", name));
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected dtype F32, BF16 or F16, found ", ShownText(name)));
 }
 
 // Reads exactly `bytes` or says why not.
@@ -70,9 +74,9 @@ struct Entry {
   int64_t end;
 };
 
-absl::StatusOr<Entry> ParseEntry(const nlohmann::json& value, const std::string& file,
-                                 const std::string& name) {
-  const std::string where = absl::StrCat(file, ": tensor ", name);
+absl::StatusOr<Entry> ParseEntry(JsonNode value, const std::string& file, std::string_view name,
+                                 int64_t data_bytes) {
+  const std::string where = absl::StrCat(file, ": tensor ", ShownText(name));
   if (!value.is_object()) return absl::InvalidArgumentError(where + ": expected an object");
   const JsonFields fields(value, where);
   AUGUR_ASSIGN_OR_RETURN(const std::string dtype_name, fields.String("dtype", std::nullopt));
@@ -81,13 +85,13 @@ absl::StatusOr<Entry> ParseEntry(const nlohmann::json& value, const std::string&
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": ", std::string(dtype.status().message())));
   }
-  if (!fields.Has("shape") || !fields.Find("shape")->is_array())
-    return fields.Error("shape", "a list");
-  AUGUR_ASSIGN_OR_RETURN(std::vector<int64_t> shape, fields.IntOrList("shape", 0, INT64_MAX));
-  if (shape.size() > kMaxRank)
+  const std::optional<JsonNode> extents = fields.Find("shape");
+  if (!extents || !extents->is_array()) return fields.Error("shape", "a list");
+  if (extents->size() > kMaxRank)
     return fields.Error("shape", absl::StrCat("at most ", kMaxRank, " extents"));
+  AUGUR_ASSIGN_OR_RETURN(std::vector<int64_t> shape, fields.IntOrList("shape", 0, INT64_MAX));
   AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
-                         fields.IntOrList("data_offsets", 0, INT64_MAX));
+                         fields.IntOrList("data_offsets", 0, data_bytes));
   if (offsets.size() != 2) return fields.Error("data_offsets", "two integers");
   const absl::StatusOr<int64_t> bytes = BytesOfShape(shape, *dtype);
   if (!bytes.ok()) {
@@ -123,27 +127,34 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
     AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(single));
     return checkpoint;
   }
-  AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(index, kMaxIndexBytes));
+  AUGUR_ASSIGN_OR_RETURN(const JsonDocument document, ReadJsonObject(index, kMaxIndexBytes));
   const JsonFields fields(document, index);
-  const nlohmann::json* map = fields.Find("weight_map");
-  if (map == nullptr || !map->is_object()) return fields.Error("weight_map", "an object");
-  std::set<std::string> shards;
-  for (const auto& [name, shard] : map->items()) {
+  const std::optional<JsonNode> map = fields.Find("weight_map");
+  if (!map || !map->is_object()) return fields.Error("weight_map", "an object");
+  std::set<std::string_view> shards;
+  for (const auto& [name, shard] : *map) {
     // Shards lie beside their index: a name with a path in it is not one.
-    if (!shard.is_string() || shard.get<std::string>().find('/') != std::string::npos) {
+    if (!shard.is_string() ||
+        shard.string().find_first_of(std::string_view("/\0", 2)) != std::string_view::npos) {
       return absl::InvalidArgumentError(
-          absl::StrCat(index, ": tensor ", name, ": expected a file name in the same folder"));
+          absl::StrCat(index, ": tensor ", ShownText(name),
+                       ": expected a file name in the same folder, found ", shard.Shown()));
     }
-    shards.insert(shard.get<std::string>());
-  }
-  for (const std::string& shard : shards) {
-    AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(absl::StrCat(folder, "/", shard)));
-  }
-  for (const auto& [name, shard] : map->items()) {
-    if (!checkpoint->Has(name)) {
-      return absl::InvalidArgumentError(absl::StrCat(index, ": tensor ", name, ": expected in ",
-                                                     shard.get<std::string>(), ", not found"));
+    shards.insert(shard.string());
+    if (shards.size() > kMaxShards) {
+      return fields.Error("weight_map", absl::StrCat("at most ", kMaxShards, " files"));
     }
+  }
+  for (const std::string_view shard : shards) {
+    AUGUR_RETURN_IF_ERROR(checkpoint->AddFile(absl::StrCat(folder, "/", std::string(shard))));
+  }
+  for (const auto& [name, shard] : *map) {
+    const auto found = checkpoint->tensors_.find(std::string(name));
+    const std::string path = absl::StrCat(folder, "/", std::string(shard.string()));
+    if (found != checkpoint->tensors_.end() && found->second.file->path == path) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        index, ": tensor ", ShownText(name), ": expected in ", shard.Shown(), ", found ",
+        found == checkpoint->tensors_.end() ? "nowhere" : "in " + found->second.file->path));
   }
   return checkpoint;
 }
@@ -181,27 +192,33 @@ absl::Status Checkpoint::AddFile(const std::string& path) {
 
 absl::Status Checkpoint::AddHeader(const File* file, const std::string& header,
                                    int64_t data_start) {
-  AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJson(file->path + ": header", header));
-  if (!document.is_object()) {
+  AUGUR_ASSIGN_OR_RETURN(const JsonDocument document,
+                         JsonDocument::Parse(file->path + ": header", header));
+  if (!document.root().is_object()) {
     return absl::InvalidArgumentError(file->path + ": header: expected a JSON object");
   }
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  for (const auto& [name, value] : document.items()) {
+  for (const auto& [name, value] : document.root()) {
     if (name == "__metadata__") continue;
-    AUGUR_ASSIGN_OR_RETURN(Entry entry, ParseEntry(value, file->path, name));
+    AUGUR_ASSIGN_OR_RETURN(Entry entry,
+                           ParseEntry(value, file->path, name, file->bytes - data_start));
     ranges.emplace_back(entry.begin, entry.end);
-    num_elements_ +=
+    const int64_t elements =
         (entry.end - entry.begin) / static_cast<int64_t>(kernels::BytesOf(entry.dtype));
+    // Ranges that overlap are found below; until then their sum has no bound.
+    if (__builtin_add_overflow(num_elements_, elements, &num_elements_)) {
+      return absl::InvalidArgumentError(file->path + ": header: too many elements");
+    }
     const bool added = tensors_
-                           .emplace(name, Place{.file = file,
-                                                .dtype = entry.dtype,
-                                                .shape = std::move(entry.shape),
-                                                .offset = data_start + entry.begin,
-                                                .bytes = entry.end - entry.begin})
+                           .emplace(std::string(name), Place{.file = file,
+                                                             .dtype = entry.dtype,
+                                                             .shape = std::move(entry.shape),
+                                                             .offset = data_start + entry.begin,
+                                                             .bytes = entry.end - entry.begin})
                            .second;
     if (!added) {
       return absl::InvalidArgumentError(
-          absl::StrCat(file->path, ": tensor ", name, ": found twice"));
+          absl::StrCat(file->path, ": tensor ", ShownText(name), ": found twice"));
     }
   }
   std::sort(ranges.begin(), ranges.end());

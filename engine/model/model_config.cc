@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/model/json_fields.h"
+#include "engine/json/json_fields.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 #include "memory/base/status_macros.h"
@@ -47,10 +47,10 @@ constexpr int64_t kNosaQueryTopK = 1 + 16 + 24;
 
 absl::StatusOr<FamilyDefaults> FindFamily(const JsonFields& fields) {
   AUGUR_ASSIGN_OR_RETURN(std::string type, fields.String("model_type", std::nullopt));
-  const nlohmann::json* architectures = fields.Find("architectures");
-  if (type == "llama" && architectures != nullptr && architectures->is_array()) {
-    for (const nlohmann::json& name : *architectures) {
-      if (name == kNosaArchitecture) type = "nosa";
+  const std::optional<JsonNode> architectures = fields.Find("architectures");
+  if (type == "llama" && architectures && architectures->is_array()) {
+    for (const auto& [index, name] : *architectures) {
+      if (name.is_string() && name.string() == kNosaArchitecture) type = "nosa";
     }
   }
   for (const FamilyDefaults& family : kFamilies) {
@@ -97,8 +97,8 @@ absl::Status ReadEviction(const JsonFields& fields, ModelConfig* config) {
 absl::Status ReadRope(const JsonFields& fields, const std::string& file, ModelConfig* config) {
   AUGUR_ASSIGN_OR_RETURN(config->rope_theta, fields.Number("rope_theta", config->rope_theta));
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const nlohmann::json* rope = fields.Find(key);
-    if (rope == nullptr) continue;
+    const std::optional<JsonNode> rope = fields.Find(key);
+    if (!rope) continue;
     if (!rope->is_object()) return fields.Error(key, "an object");
     const JsonFields inner(*rope, file, absl::StrCat(key, "."));
     AUGUR_ASSIGN_OR_RETURN(config->rope_theta, inner.Number("rope_theta", config->rope_theta));
@@ -114,8 +114,8 @@ absl::Status ReadRope(const JsonFields& fields, const std::string& file, ModelCo
 // is topk + window_size / block_size, and the local window counts the current block too.
 absl::Status ReadSparseConfig(const JsonFields& fields, const std::string& file,
                               ModelConfig* config) {
-  const nlohmann::json* sparse = fields.Find("sparse_config");
-  if (sparse == nullptr) return absl::OkStatus();
+  const std::optional<JsonNode> sparse = fields.Find("sparse_config");
+  if (!sparse) return absl::OkStatus();
   if (!sparse->is_object()) return fields.Error("sparse_config", "an object");
   const JsonFields inner(*sparse, file, "sparse_config.");
   for (const auto& [key, built] : {std::pair{"kernel_size", kernels::kWindowTokens},
@@ -183,8 +183,8 @@ absl::Status ReadTokenIds(const std::string& folder, const JsonFields& fields,
   eos.insert(ids.begin(), ids.end());
   const std::string generation = folder + "/generation_config.json";
   if (HasEntry(generation)) {
-    AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document,
-                           ReadJsonFile(generation, kMaxConfigBytes));
+    AUGUR_ASSIGN_OR_RETURN(const JsonDocument document,
+                           ReadJsonObject(generation, kMaxConfigBytes));
     const JsonFields generation_fields(document, generation);
     AUGUR_ASSIGN_OR_RETURN(const std::vector<int64_t> more,
                            generation_fields.IntOrList("eos_token_id", 0, config->vocab_size - 1));
@@ -212,7 +212,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
 absl::StatusOr<ModelConfig> LoadModelConfigFile(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
-  AUGUR_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(path, kMaxConfigBytes));
+  AUGUR_ASSIGN_OR_RETURN(const JsonDocument document, ReadJsonObject(path, kMaxConfigBytes));
   const JsonFields fields(document, path);
   AUGUR_ASSIGN_OR_RETURN(const FamilyDefaults family, FindFamily(fields));
   AUGUR_RETURN_IF_ERROR(RefuseUnsupported(fields));

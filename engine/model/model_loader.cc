@@ -10,7 +10,7 @@
 #include "engine/model/device_runner.h"
 #include "engine/model/forecast_heads.h"
 #include "engine/model/infinigen_basis.h"
-#include "engine/model/json_fields.h"
+#include "engine/json/json_fields.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
 #include "engine/model/transformer_weights.h"

@@ -2,15 +2,14 @@
 // is not known here is an error by name: what it would change is not known either.
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/json/json_value.h"
 #include "engine/tokenizer/byte_level.h"
-#include "engine/tokenizer/json_value.h"
 #include "engine/tokenizer/pipeline_tokenizer.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -19,6 +18,7 @@ namespace {
 
 constexpr TokenId kMaxTokenId = (1 << 22) - 1;  // tables are indexed by id
 constexpr size_t kMaxSteps = 64;
+constexpr int64_t kMaxFileBytes = 256 << 20;
 
 // Calls `read` with every step of a section: none for null, the elements of a Sequence (named
 // `elements`), or the section itself. A Sequence in a Sequence is flattened.
@@ -37,14 +37,17 @@ void ForEachStep(const JsonValue& section, const char* elements, const ReadStep&
     }
     step.AllowMembers({"type", elements});
     const JsonValue list = step[elements];
-    const size_t size = std::min(list.ArraySize(), kMaxSteps + 1);
-    for (size_t i = size; i-- > 0;) todo.push_back(list.Element(i));
+    const JsonNode nodes = list.Array();
+    if (nodes.size() > kMaxSteps) return list.Unsupported(absl::StrCat(kMaxSteps, " steps"));
+    const size_t first = todo.size();
+    for (const auto& [name, node] : nodes) todo.push_back(list.Element(todo.size() - first, node));
+    std::reverse(todo.begin() + static_cast<std::ptrdiff_t>(first), todo.end());
   }
 }
 
 class TokenizerJson {
  public:
-  TokenizerJson(const nlohmann::json* document, JsonErrors* errors)
+  TokenizerJson(JsonNode document, JsonErrors* errors)
       : root_(document, "", errors), errors_(errors) {}
 
   std::unique_ptr<Tokenizer> Build();
@@ -168,22 +171,20 @@ void TokenizerJson::SpellToken(TokenId id, const std::string& spelling) {
 
 BpeModel::Vocabulary TokenizerJson::ReadVocabulary(const JsonValue& vocab) {
   BpeModel::Vocabulary vocabulary;
-  const nlohmann::json* object = vocab.Object();
-  if (object == nullptr) return vocabulary;
-  if (object->empty()) vocab.Expected("at least one token");
-  vocabulary.reserve(object->size());
-  for (const auto& member : object->items()) {
-    const JsonValue entry(&member.value(), absl::StrCat(vocab.key(), "[\"", member.key(), "\"]"),
-                          errors_);
+  const JsonNode object = vocab.Object();
+  if (object.size() == 0) vocab.Expected("at least one token");
+  vocabulary.reserve(object.size());
+  for (const auto& [name, node] : object) {
+    const JsonValue entry(node, absl::StrCat(vocab.key(), "[", ShownText(name), "]"), errors_);
     const TokenId id = static_cast<TokenId>(entry.Int(0, kMaxTokenId));
     if (!errors_->ok()) break;
     if (static_cast<size_t>(id) < taken_.size() && taken_[static_cast<size_t>(id)]) {
-      entry.Expected(absl::StrCat("an id of its own (\"", spellings_[static_cast<size_t>(id)],
-                                  "\" has the same)"));
+      entry.Expected(absl::StrCat(
+          "an id of its own (", ShownText(spellings_[static_cast<size_t>(id)]), " has the same)"));
       break;
     }
-    SpellToken(id, member.key());
-    vocabulary.emplace(member.key(), id);
+    SpellToken(id, std::string(name));
+    vocabulary.emplace(name, id);
   }
   return vocabulary;
 }
@@ -191,25 +192,22 @@ BpeModel::Vocabulary TokenizerJson::ReadVocabulary(const JsonValue& vocab) {
 std::vector<std::pair<std::string, std::string>> TokenizerJson::ReadMerges(
     const JsonValue& merges) {
   std::vector<std::pair<std::string, std::string>> pairs;
-  const nlohmann::json* array = merges.Array();
-  if (array == nullptr) return pairs;
-  pairs.reserve(array->size());
-  for (size_t i = 0; i < array->size() && errors_->ok(); ++i) {
-    const nlohmann::json& merge = (*array)[i];
+  const JsonNode array = merges.Array();
+  pairs.reserve(array.size());
+  for (const auto& [name, merge] : array) {
     if (merge.is_string()) {
-      const std::string& text = merge.get_ref<const std::string&>();
+      const std::string_view text = merge.string();
       const size_t space = text.find(' ');
-      if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos) {
+      if (space != std::string_view::npos && text.find(' ', space + 1) == std::string_view::npos) {
         pairs.emplace_back(text.substr(0, space), text.substr(space + 1));
         continue;
       }
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-               merge[1].is_string()) {
-      pairs.emplace_back(merge[0].get_ref<const std::string&>(),
-                         merge[1].get_ref<const std::string&>());
+    } else if (merge.size() == 2 && merge.Element(0).is_string() && merge.Element(1).is_string()) {
+      pairs.emplace_back(merge.Element(0).string(), merge.Element(1).string());
       continue;
     }
-    merges.Element(i).Expected("two tokens, as \"a b\" or [\"a\", \"b\"]");
+    merges.Element(pairs.size(), merge).Expected("two tokens, as \"a b\" or [\"a\", \"b\"]");
+    break;
   }
   return pairs;
 }
@@ -254,9 +252,9 @@ std::vector<AddedToken> TokenizerJson::ReadAddedTokens() {
   const JsonValue list = root_["added_tokens"];
   if (list.absent_or_null()) return tokens;
   std::unordered_set<std::string> contents;
-  const size_t size = list.ArraySize();
-  for (size_t i = 0; i < size && errors_->ok(); ++i) {
-    const JsonValue entry = list.Element(i);
+  for (const auto& [name, node] : list.Array()) {
+    if (!errors_->ok()) break;
+    const JsonValue entry = list.Element(tokens.size(), node);
     entry.AllowMembers(
         {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     AddedToken token;
@@ -282,7 +280,7 @@ void TokenizerJson::PlaceAddedToken(const JsonValue& entry, const AddedToken& to
   if (at < taken_.size() && taken_[at]) {
     if (spellings_[at] == token.content) return;
     return entry["id"].Expected(
-        absl::StrCat("an id of its own (\"", spellings_[at], "\" has the same)"));
+        absl::StrCat("an id of its own (", ShownText(spellings_[at]), " has the same)"));
   }
   const auto in_vocabulary = root_["model"]["vocab"][token.content];
   if (!in_vocabulary.absent_or_null()) {
@@ -311,22 +309,25 @@ SequenceTemplate TokenizerJson::ReadTemplate(const JsonValue& step) {
   SequenceTemplate result;
   const JsonValue single = step["single"];
   size_t sequences = 0;
-  const size_t size = single.ArraySize();
-  for (size_t i = 0; i < size && errors_->ok(); ++i) {
-    const JsonValue piece = single.Element(i);
+  size_t position = 0;
+  for (const auto& [name, node] : single.Array()) {
+    if (!errors_->ok()) break;
+    if (position == kMaxSteps) single.Unsupported(absl::StrCat("at most ", kMaxSteps, " elements"));
+    const JsonValue piece = single.Element(position++, node);
     piece.AllowMembers({"SpecialToken", "Sequence"});
     if (!piece["Sequence"].absent_or_null()) {
       if (piece["Sequence"]["id"].String() != "A") piece["Sequence"]["id"].Unsupported("\"A\"");
       ++sequences;
       continue;
     }
-    const std::string name = piece["SpecialToken"]["id"].String();
-    const JsonValue ids = step["special_tokens"][name]["ids"];
-    const size_t count = ids.ArraySize();
-    for (size_t k = 0; k < count; ++k) {
+    const JsonValue ids = step["special_tokens"][piece["SpecialToken"]["id"].String()]["ids"];
+    std::vector<TokenId>* side = sequences == 0 ? &result.before : &result.after;
+    for (const auto& [unused, id] : ids.Array()) {
+      if (side->size() == kMaxSteps) ids.Unsupported(absl::StrCat("at most ", kMaxSteps, " ids"));
+      if (!errors_->ok()) break;
       const int64_t highest = static_cast<int64_t>(spellings_.size()) - 1;
-      const TokenId id = static_cast<TokenId>(ids.Element(k).Int(0, std::max<int64_t>(highest, 0)));
-      (sequences == 0 ? result.before : result.after).push_back(id);
+      side->push_back(static_cast<TokenId>(
+          ids.Element(side->size(), id).Int(0, std::max<int64_t>(highest, 0))));
     }
   }
   if (sequences != 1) single.Unsupported("templates with the sequence \"A\" once");
@@ -375,11 +376,11 @@ std::unique_ptr<Tokenizer> TokenizerJson::Build() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& tokenizer_json_path) {
-  const absl::StatusOr<std::unique_ptr<nlohmann::json>> document =
-      ReadJsonFile(tokenizer_json_path);
+  const absl::StatusOr<JsonDocument> document =
+      JsonDocument::Read(tokenizer_json_path, kMaxFileBytes);
   if (!document.ok()) return document.status();
   JsonErrors errors(tokenizer_json_path);
-  std::unique_ptr<Tokenizer> tokenizer = TokenizerJson(document->get(), &errors).Build();
+  std::unique_ptr<Tokenizer> tokenizer = TokenizerJson(document->root(), &errors).Build();
   if (!errors.ok()) return errors.status();
   return tokenizer;
 }

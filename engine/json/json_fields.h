@@ -6,33 +6,29 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/json/json_document.h"
 
 namespace augur::engine {
 
-// Whether a folder has an entry of that name, be it a broken link: what is there and cannot be read
-// is an error, not an absence.
-bool HasEntry(const std::string& path);
-
-// Reads and parses a whole regular file of at most max_bytes; objects and arrays may nest 64 deep.
-absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path, int64_t max_bytes);
-// The same for text that is in memory already; `name` stands for the file in messages.
-absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, const std::string& text);
+// Reads and parses a file that holds one JSON object.
+absl::StatusOr<JsonDocument> ReadJsonObject(const std::string& path, int64_t max_bytes);
 
 class JsonFields {
  public:
-  // `object` outlives the reader; `file` and `prefix` ("" or "rope_scaling.") name it in messages.
-  JsonFields(const nlohmann::json& object, std::string file, std::string prefix = "");
+  // The object's document outlives the reader; `file` and `prefix` ("" or "rope_scaling.") name it
+  // in messages.
+  JsonFields(const JsonDocument& document, std::string file);
+  JsonFields(JsonNode object, std::string file, std::string prefix = "");
 
   // A key that is missing or null counts as absent.
   bool Has(const std::string& key) const;
-  const nlohmann::json* Find(const std::string& key) const;
+  std::optional<JsonNode> Find(const std::string& key) const;
 
   // Where the key is absent: the default, or an error when there is none.
   absl::StatusOr<int64_t> Int(const std::string& key, std::optional<int64_t> absent, int64_t least,
@@ -48,7 +44,7 @@ class JsonFields {
   absl::Status Error(const std::string& key, const std::string& expected) const;
 
  private:
-  const nlohmann::json& object_;
+  JsonNode object_;
   std::string file_;
   std::string prefix_;
 };

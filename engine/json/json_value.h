@@ -1,6 +1,6 @@
 // Reading a JSON document with an error that names file, key, what was expected and what was found.
 // The first error is kept and everything read after it is empty, so that a reader checks once, at
-// its end.
+// its end. For long sections; json_fields.h answers with a status at every key.
 //
 // Thread: one owner. Ownership: views; document and errors outlive them.
 // Failure: recorded in JsonErrors, never thrown.
@@ -8,13 +8,12 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
+#include "engine/json/json_document.h"
 
 namespace augur::engine {
 
@@ -35,10 +34,11 @@ class JsonErrors {
 
 class JsonValue {
  public:
-  // node: nullptr for an absent key.
-  JsonValue(const nlohmann::json* node, std::string key, JsonErrors* errors);
+  // An absent node: the key is not there.
+  JsonValue(JsonNode node, std::string key, JsonErrors* errors);
 
-  bool absent_or_null() const;
+  bool absent() const { return node_.absent(); }
+  bool absent_or_null() const { return node_.absent() || node_.is_null(); }
   const std::string& key() const { return key_; }
 
   // Each records an error and returns an empty value where the value is of another kind.
@@ -46,13 +46,13 @@ class JsonValue {
   bool Bool() const;
   bool BoolOr(bool otherwise) const;  // absent: otherwise
   int64_t Int(int64_t low, int64_t high) const;
-  size_t ArraySize() const;
-  JsonValue Element(size_t i) const;
   // A member of an object; absent members read as null.
   JsonValue operator[](const std::string& name) const;
-  // For loops over large arrays and objects; nullptr after recording an error.
-  const nlohmann::json* Array() const;
-  const nlohmann::json* Object() const;
+  // For loops; an absent node, over which they do nothing, after recording an error.
+  JsonNode Array() const;
+  JsonNode Object() const;
+  // The value of one turn of a loop over this array, with its name.
+  JsonValue Element(size_t i, JsonNode element) const;
 
   // Members beyond these are unsupported.
   void AllowMembers(std::initializer_list<std::string_view> names) const;
@@ -60,14 +60,9 @@ class JsonValue {
   void Unsupported(std::string_view supported) const;
 
  private:
-  std::string Found() const;
-
-  const nlohmann::json* node_;
+  JsonNode node_;
   std::string key_;
   JsonErrors* errors_;
 };
-
-// Reads and parses a whole file. Bounded: size and nesting depth.
-absl::StatusOr<std::unique_ptr<nlohmann::json>> ReadJsonFile(const std::string& path);
 
 }  // namespace augur::engine
