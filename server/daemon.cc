@@ -28,8 +28,7 @@ namespace {
 constexpr int64_t kWatchdogPeriodNs = memory::kNsPerSecond;
 // After the drain limit: for streams that read to take their last messages and the status.
 constexpr int64_t kEndGraceNs = 2 * memory::kNsPerSecond;
-// After the last stream: for statuses to leave this machine. A connection without calls is held up
-// to here.
+// After the last stream: for statuses to reach their clients' machines.
 constexpr int64_t kFlushNs = 500 * memory::kNsPerMs;
 constexpr int64_t kDrainPollNs = 5 * memory::kNsPerMs;
 // After a device failure: for streams to take their status, then for it to leave this machine. With
@@ -436,7 +435,7 @@ void Daemon::Drain() {
   health_.Shutdown();
   // Scraped to the end of the drain; closing may take 2 s of its own.
   std::thread closer([this] { metrics_->Close(); });
-  grpc_->Shutdown(left == 0 ? kFlushNs : 0);
+  grpc_->Shutdown(kFlushNs);
   closer.join();
   spdlog::info("stopped cut_streams={}", left);
 }

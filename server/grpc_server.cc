@@ -5,11 +5,13 @@
 #include <grpcpp/resource_quota.h>
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/completion_service.h"
 #include "server/host_port.h"
+#include "server/local_sockets.h"
 
 namespace augur::server {
 namespace {
@@ -24,6 +26,7 @@ constexpr int kHandshakeTimeoutMs = 5'000;
 constexpr int kMaxMetadataBytes = 16 << 10;
 // Reflection is a synchronous service: each of its streams holds a thread.
 constexpr int kMaxThreads = 8;
+constexpr std::chrono::milliseconds kClosingPoll(5);
 
 // Linking the reflection library turns it on for every builder of the process; this takes it out
 // again.
@@ -94,7 +97,13 @@ GrpcServer::~GrpcServer() { Shutdown(0); }
 
 void GrpcServer::Shutdown(int64_t grace_ns) {
   if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(grace_ns));
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto end = now() + std::chrono::nanoseconds(grace_ns);
+  StopListening(port_);
+  do {  // a connection that was being accepted shows after a moment
+    std::this_thread::sleep_for(kClosingPoll);
+  } while (EndConnections(port_) > 0 && now() < end);
+  server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
   server_.reset();
 }

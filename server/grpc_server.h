@@ -34,8 +34,9 @@ class GrpcServer {
   // HOST:PORT that a client on this machine connects to.
   const std::string& address() const { return address_; }
 
-  // Takes no new call; gives running ones `grace_ns`, then cancels them; returns when all are done.
-  // Never without a deadline: a client that watches or does not read would hold it for ever.
+  // Takes no new connection and ends those that there are: what was written arrives (waits up to
+  // `grace_ns` for that), and a call without a status, also one that comes now, sees UNAVAILABLE.
+  // Returns when all calls are done.
   void Shutdown(int64_t grace_ns);
 
  private:

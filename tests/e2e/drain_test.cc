@@ -70,6 +70,40 @@ TEST(DrainTest, TwoHundredTimesUnderLoad) {
   EXPECT_GT(cut, 0);
 }
 
+// Calls that keep coming, on connections that are there, to the very end of the process: refused
+// with UNAVAILABLE, which tells a client to go elsewhere, never with another status.
+TEST(DrainTest, CallsThatComeAtTheEndAreUnavailable) {
+  constexpr int kCalls = 50;
+  std::atomic<int> refused{0};
+  for (int round = 0; round < 4; ++round) {
+    const auto daemon = DaemonProcess::Start({"--threads", "1"});
+    ASSERT_NE(daemon, nullptr);
+    std::atomic<bool> over{false};
+    std::atomic<int> finished{0};
+    std::vector<std::thread> clients;
+    for (int client = 0; client < 6; ++client) {
+      clients.emplace_back([&] {
+        const auto stub = NewStub(daemon->grpc_address());
+        while (!over) {
+          const CallResult result = RunCall(stub.get(), LongRequest(2));
+          if (result.status.ok()) {
+            if (++finished == kCalls) daemon->Signal(SIGTERM);
+            continue;
+          }
+          EXPECT_EQ(result.status.error_code(), grpc::StatusCode::UNAVAILABLE) << result.Describe();
+          EXPECT_TRUE(result.faults.empty()) << result.Describe();
+          ++refused;
+        }
+      });
+    }
+    EXPECT_EQ(daemon->WaitExit(), 0) << daemon->Log();
+    over = true;
+    for (std::thread& client : clients) client.join();
+  }
+  std::printf("%d calls were refused\n", refused.load());
+  EXPECT_GT(refused, 0);
+}
+
 using grpc::health::v1::Health;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;

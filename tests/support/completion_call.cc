@@ -86,6 +86,7 @@ std::string CallResult::Describe() const {
   std::string text =
       status.ok() ? "OK"
                   : "status " + std::to_string(status.error_code()) + " " + status.error_message();
+  text += "; " + std::to_string(messages) + (messages == 1 ? " message" : " messages");
   for (const std::string& fault : faults) text += "; " + fault;
   return text;
 }
@@ -98,10 +99,10 @@ CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& reque
   grpc::ClientContext& context = options.context == nullptr ? own : *options.context;
   if (options.deadline) context.set_deadline(std::chrono::system_clock::now() + *options.deadline);
   const auto reader = stub->Complete(&context, request);
-  int messages = 0;
   for (v1::CompleteResponse response; reader->Read(&response);) {
+    ++result.messages;
     check.Take(response);
-    if (options.on_message) options.on_message(++messages);
+    if (options.on_message) options.on_message(result.messages);
   }
   result.status = reader->Finish();
   for (const auto& [key, value] : context.GetServerTrailingMetadata()) {

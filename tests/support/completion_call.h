@@ -25,13 +25,15 @@ struct CallResult {
   std::vector<v1::TokenChunk> chunks;
   std::optional<v1::Finished> finished;
   std::multimap<std::string, std::string> trailers;
+  int messages = 0;  // of any kind
   // "a chunk before Accepted", "something after Finished", "cut UTF-8", ...: empty for a good
   // stream.
   std::vector<std::string> faults;
 
   std::string Text() const;
   std::vector<uint32_t> TokenIds() const;
-  // "OK", or the status' number and message, and the faults: for assertion messages.
+  // "OK", or the status' number and message, how many messages had come, and the faults: for
+  // assertion messages.
   std::string Describe() const;
 };
 
