@@ -39,7 +39,8 @@ Outcome OutcomeOf(FinishReason reason) {
 TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
     : stopping_(request.stopping), output_(request.output), matcher_(request.stopping.stop) {
   if (tokenizer != nullptr && request.output.text) {
-    decoder_.emplace(tokenizer, request.output.skip_special_tokens);
+    decoder_.emplace(tokenizer, request.output.skip_special_tokens,
+                     IncrementalDecoder::Place::kContinuesText);
   }
 }
 

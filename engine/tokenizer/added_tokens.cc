@@ -10,7 +10,8 @@
 namespace augur::engine {
 namespace {
 
-constexpr size_t kMaxContentBytes = 4096;
+constexpr size_t kMaxContentBytes = 1024;
+constexpr size_t kMaxGrowth = 4;
 
 // Rust's \w: Alphabetic, marks, decimal digits, connectors and the two joiners.
 constexpr std::string_view kWordCharacter = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])";
@@ -55,53 +56,73 @@ bool Matches(const Regex& one_character, std::string_view character) {
 
 }  // namespace
 
-AddedTokens::Finder::Finder() : nodes_(1, -1) {}
-
-void AddedTokens::Finder::Add(std::string_view content, size_t token) {
-  uint32_t node = 0;
-  begins_[static_cast<uint8_t>(content[0])] = true;
-  for (const char byte : content) {
-    const uint64_t edge = (uint64_t{node} << 8) | static_cast<uint8_t>(byte);
-    const auto [entry, added] = edges_.try_emplace(edge, static_cast<uint32_t>(nodes_.size()));
-    if (added) nodes_.push_back(-1);
-    node = entry->second;
+void AddedTokens::Finder::Build(const std::vector<AddedToken>& tokens, bool normalized) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].normalized == normalized) order_.push_back(static_cast<uint32_t>(i));
   }
-  if (nodes_[node] < 0) nodes_[node] = static_cast<int64_t>(token);
+  // Of equal contents the first token stands first.
+  std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+    const int order = tokens[a].content.compare(tokens[b].content);
+    return order != 0 ? order < 0 : a < b;
+  });
+  for (const uint32_t token : order_) ++begins_[static_cast<uint8_t>(tokens[token].content[0]) + 1];
+  for (size_t byte = 0; byte < 256; ++byte) begins_[byte + 1] += begins_[byte];
 }
 
-int64_t AddedTokens::Finder::LongestAt(std::string_view text, size_t at, size_t* length) const {
-  if (!begins_[static_cast<uint8_t>(text[at])]) return -1;
+int64_t AddedTokens::Finder::LongestAt(const std::vector<AddedToken>& tokens, std::string_view text,
+                                       size_t at, size_t* length) const {
+  const size_t first = static_cast<uint8_t>(text[at]);
+  auto begin = order_.begin() + begins_[first];
+  auto end = order_.begin() + begins_[first + 1];
   int64_t longest = -1;
-  uint32_t node = 0;
-  for (size_t i = at; i < text.size(); ++i) {
-    const auto edge = edges_.find((uint64_t{node} << 8) | static_cast<uint8_t>(text[i]));
-    if (edge == edges_.end()) break;
-    node = edge->second;
-    if (nodes_[node] < 0) continue;
-    longest = nodes_[node];
-    *length = i + 1 - at;
+  // All tokens of [begin, end) begin with the `matched` bytes at `at`.
+  for (size_t matched = 1; begin != end; ++matched) {
+    if (tokens[*begin].content.size() == matched) {
+      longest = *begin;
+      *length = matched;
+      while (begin != end && tokens[*begin].content.size() == matched) ++begin;
+    }
+    if (at + matched == text.size()) break;
+    const uint8_t next = static_cast<uint8_t>(text[at + matched]);
+    const auto byte_of = [&](uint32_t token) {
+      return static_cast<uint8_t>(tokens[token].content[matched]);
+    };
+    begin = std::lower_bound(begin, end, next,
+                             [&](uint32_t token, uint8_t byte) { return byte_of(token) < byte; });
+    end = std::upper_bound(begin, end, next,
+                           [&](uint8_t byte, uint32_t token) { return byte < byte_of(token); });
   }
   return longest;
 }
 
 absl::StatusOr<AddedTokens> AddedTokens::Create(std::vector<AddedToken> tokens,
                                                 const Normalizer& normalizer) {
-  AddedTokens added(std::move(tokens), Regex::CompileOwn(kWordCharacter));
-  for (size_t i = 0; i < added.tokens_.size(); ++i) {
-    const AddedToken& token = added.tokens_[i];
-    const std::string content = token.normalized ? normalizer.Apply(token.content) : token.content;
-    if (content.empty() || content.size() > kMaxContentBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("added_tokens[", i,
-                                                     "].content: expected 1 to ", kMaxContentBytes,
-                                                     " bytes, found ", content.size()));
+  size_t written_bytes = 0;
+  size_t sought_bytes = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    AddedToken& token = tokens[i];
+    written_bytes += token.content.size();
+    if (token.normalized) token.content = normalizer.Apply(token.content);
+    sought_bytes += token.content.size();
+    const std::string where = absl::StrCat("added_tokens[", i, "].content: expected ");
+    if (token.content.empty() || token.content.size() > kMaxContentBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "1 to ", kMaxContentBytes, " bytes, found ", token.content.size()));
     }
-    (token.normalized ? added.normalized_ : added.raw_).Add(content, i);
+    if (sought_bytes > kMaxGrowth * written_bytes + kMaxContentBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "tokens that the normalizer lengthens at most ", kMaxGrowth,
+                       " times, found ", sought_bytes, " bytes of ", written_bytes));
+    }
   }
-  return added;
+  return AddedTokens(std::move(tokens), Regex::CompileOwn(kWordCharacter));
 }
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, Regex word_character)
-    : tokens_(std::move(tokens)), word_character_(std::move(word_character)) {}
+    : tokens_(std::move(tokens)), word_character_(std::move(word_character)) {
+  raw_.Build(tokens_, /*normalized=*/false);
+  normalized_.Build(tokens_, /*normalized=*/true);
+}
 
 bool AddedTokens::StandsAlone(std::string_view text, TextSpan match) const {
   if (match.begin > 0) {
@@ -119,7 +140,7 @@ std::vector<AddedTokenSplit> AddedTokens::Split(std::string_view text, Pass pass
   size_t done = 0;
   for (size_t at = 0; at < text.size() && finder.any();) {
     size_t length = 0;
-    const int64_t found = finder.LongestAt(text, at, &length);
+    const int64_t found = finder.LongestAt(tokens_, text, at, &length);
     if (found < 0) {
       ++at;
       continue;

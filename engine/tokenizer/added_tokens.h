@@ -3,14 +3,14 @@
 // as in Hugging Face.
 //
 // Thread: immutable once built. Failure: Create names the token that is wrong.
-// Cost of Split: O(bytes x longest token).
+// Cost of Split: O(bytes x longest token x log tokens), in practice O(bytes): most bytes begin
+// none.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -41,24 +41,27 @@ class AddedTokens {
   static absl::StatusOr<AddedTokens> Create(std::vector<AddedToken> tokens,
                                             const Normalizer& normalizer);
 
+  // content: as it is looked for, which for a normalized token is normalized.
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+
   enum class Pass { kRawText, kNormalizedText };
   // parse_special false: special tokens are text. Both passes see the whole of what they are given.
   std::vector<AddedTokenSplit> Split(std::string_view text, Pass pass, bool parse_special) const;
 
  private:
-  // A trie over the tokens of one pass.
+  // The tokens of one pass in the order of their contents: those that share a beginning stand
+  // together, and each further byte of the text narrows them.
   class Finder {
    public:
-    Finder();
-    void Add(std::string_view content, size_t token);
-    bool any() const { return nodes_.size() > 1; }
+    void Build(const std::vector<AddedToken>& tokens, bool normalized);
+    bool any() const { return !order_.empty(); }
     // The longest token that begins at `at`, or -1.
-    int64_t LongestAt(std::string_view text, size_t at, size_t* length) const;
+    int64_t LongestAt(const std::vector<AddedToken>& tokens, std::string_view text, size_t at,
+                      size_t* length) const;
 
    private:
-    std::vector<int64_t> nodes_;                    // the token that ends here, -1: none
-    std::unordered_map<uint64_t, uint32_t> edges_;  // (node, byte) -> node
-    std::array<bool, 256> begins_{};                // bytes that some token begins with
+    std::vector<uint32_t> order_;         // places in `tokens`
+    std::array<uint32_t, 257> begins_{};  // where the tokens with each first byte begin in order_
   };
 
   AddedTokens(std::vector<AddedToken> tokens, Regex word_character);

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "engine/json/json_document.h"
 #include "engine/tokenizer/utf8.h"
 
 namespace augur::engine {
@@ -21,13 +22,15 @@ bool ComesLater(const BpeModel::Scratch::Candidate& a, const BpeModel::Scratch::
 
 }  // namespace
 
-MergeTable::MergeTable(size_t merges) : shift_(60) {
-  size_t slots = 16;
-  while (slots < 2 * merges + 2) {
-    slots *= 2;
-    --shift_;
+MergeTable::MergeTable() : slots_(16), shift_(60) {}
+
+void MergeTable::Grow() {
+  std::vector<Slot> old(slots_.size() * 2);
+  old.swap(slots_);
+  --shift_;
+  for (const Slot& slot : old) {
+    if (slot.pair != kFree) slots_[Locate(slot.pair)] = slot;
   }
-  slots_.resize(slots);
 }
 
 size_t MergeTable::Locate(uint64_t pair) const {
@@ -38,6 +41,7 @@ size_t MergeTable::Locate(uint64_t pair) const {
 
 void MergeTable::Insert(TokenId left, TokenId right, Merge merge) {
   const uint64_t pair = PairOf(left, right);
+  if (slots_[Locate(pair)].pair == kFree && 2 * ++taken_ > slots_.size()) Grow();
   slots_[Locate(pair)] = {pair, merge};
 }
 
@@ -45,37 +49,31 @@ MergeTable::Merge MergeTable::Find(TokenId left, TokenId right) const {
   return slots_[Locate(PairOf(left, right))].merge;
 }
 
-absl::StatusOr<BpeModel> BpeModel::Create(
-    Vocabulary vocabulary, const std::vector<std::pair<std::string, std::string>>& merges,
-    BpeOptions options) {
-  MergeTable table(merges.size());
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const auto& [left, right] = merges[rank];
-    const auto left_entry = vocabulary.find(left);
-    const auto right_entry = vocabulary.find(right);
-    const auto result = vocabulary.find(left + right);
-    for (const auto& [entry, text] : {std::pair(left_entry, left), std::pair(right_entry, right),
-                                      std::pair(result, left + right)}) {
-      if (entry == vocabulary.end()) {
-        return absl::InvalidArgumentError(absl::StrCat("model.merges[", rank,
-                                                       "]: expected tokens of model.vocab"
-                                                       ", found \"",
-                                                       text, "\""));
-      }
-    }
-    table.Insert(left_entry->second, right_entry->second,
-                 {static_cast<int32_t>(rank), result->second});
+absl::StatusOr<BpeModel> BpeModel::Create(TokenTable vocabulary, BpeOptions options) {
+  if (!options.unknown_token.empty() && vocabulary.Find(options.unknown_token) < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.unk_token: expected a token of model.vocab, found ",
+                     ShownText(options.unknown_token)));
   }
-  if (!options.unknown_token.empty() && !vocabulary.contains(options.unknown_token)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.unk_token: expected a token of model.vocab, found \"", options.unknown_token, "\""));
-  }
-  return BpeModel(std::move(vocabulary), std::move(table), std::move(options));
+  return BpeModel(std::move(vocabulary), std::move(options));
 }
 
-BpeModel::BpeModel(Vocabulary vocabulary, MergeTable merges, BpeOptions options)
-    : vocabulary_(std::move(vocabulary)), merges_(std::move(merges)), options_(std::move(options)) {
-  if (!options_.unknown_token.empty()) unknown_id_ = vocabulary_.at(options_.unknown_token);
+absl::Status BpeModel::AddMerge(std::string_view left, std::string_view right) {
+  const std::string joined = absl::StrCat(std::string(left), std::string(right));
+  const TokenId ids[] = {vocabulary_.Find(left), vocabulary_.Find(right), vocabulary_.Find(joined)};
+  const std::string_view texts[] = {left, right, joined};
+  for (size_t i = 0; i < 3; ++i) {
+    if (ids[i] >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected tokens of model.vocab, found ", ShownText(texts[i])));
+  }
+  merges_.Insert(ids[0], ids[1], {next_rank_++, ids[2]});
+  return absl::OkStatus();
+}
+
+BpeModel::BpeModel(TokenTable vocabulary, BpeOptions options)
+    : vocabulary_(std::move(vocabulary)), options_(std::move(options)) {
+  if (!options_.unknown_token.empty()) unknown_id_ = vocabulary_.Find(options_.unknown_token);
   IndexSingleCharacters();
 }
 
@@ -84,23 +82,18 @@ void BpeModel::IndexSingleCharacters() {
   for (char32_t c = 0; c < short_characters_.size(); ++c) {
     key.clear();
     AppendUtf8(c, &key);
-    const auto entry = vocabulary_.find(key);
-    short_characters_[c] = entry == vocabulary_.end() ? -1 : entry->second;
+    short_characters_[c] = vocabulary_.Find(key);
   }
   for (size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
     char name[8];
     std::snprintf(name, sizeof(name), "<0x%02X>", static_cast<unsigned>(byte));
-    const auto entry = vocabulary_.find(name);
-    byte_tokens_[byte] = entry == vocabulary_.end() ? -1 : entry->second;
+    byte_tokens_[byte] = vocabulary_.Find(name);
   }
 }
 
-TokenId BpeModel::FindCharacter(std::string_view character, char32_t code_point,
-                                std::string* key) const {
+TokenId BpeModel::FindCharacter(std::string_view character, char32_t code_point) const {
   if (code_point < short_characters_.size()) return short_characters_[code_point];
-  key->assign(character);
-  const auto entry = vocabulary_.find(*key);
-  return entry == vocabulary_.end() ? -1 : entry->second;
+  return vocabulary_.Find(character);
 }
 
 bool BpeModel::AppendByteTokens(std::string_view character, Scratch* scratch) const {
@@ -122,7 +115,7 @@ void BpeModel::SplitIntoSymbols(std::string_view piece, Scratch* scratch) const 
     const Utf8Step step = StepUtf8(piece.substr(at));
     const std::string_view character = piece.substr(at, step.length);
     at += step.length;
-    const TokenId id = FindCharacter(character, step.code_point, &scratch->key);
+    const TokenId id = FindCharacter(character, step.code_point);
     if (id >= 0) {
       if (unknown_pending) scratch->symbols.push_back({unknown_id_, 0, 0});
       unknown_pending = false;
@@ -180,10 +173,8 @@ void BpeModel::MergeSymbols(Scratch* scratch) const {
 void BpeModel::Encode(std::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const {
   if (piece.empty()) return;
   if (options_.ignore_merges) {
-    scratch->key.assign(piece);
-    const auto entry = vocabulary_.find(scratch->key);
-    if (entry != vocabulary_.end()) {
-      ids->push_back(entry->second);
+    if (const TokenId whole = vocabulary_.Find(piece); whole >= 0) {
+      ids->push_back(whole);
       return;
     }
   }

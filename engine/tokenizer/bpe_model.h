@@ -12,11 +12,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/token_table.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace augur::engine {
@@ -29,8 +29,8 @@ class MergeTable {
     TokenId result = -1;
   };
 
-  explicit MergeTable(size_t merges);
-  // A pair given twice keeps the later one.
+  MergeTable();
+  // A pair given twice keeps the later one. Grows with the pairs that differ.
   void Insert(TokenId left, TokenId right, Merge merge);
   Merge Find(TokenId left, TokenId right) const;
 
@@ -42,7 +42,10 @@ class MergeTable {
   static constexpr uint64_t kFree = ~uint64_t{0};
   size_t Locate(uint64_t pair) const;
 
+  void Grow();
+
   std::vector<Slot> slots_;  // a power of two, at most half full
+  size_t taken_ = 0;
   int shift_;
 };
 
@@ -55,12 +58,12 @@ struct BpeOptions {
 
 class BpeModel {
  public:
-  using Vocabulary = std::unordered_map<std::string, TokenId>;
+  // The vocabulary has its index. Errors name the token, without the file.
+  static absl::StatusOr<BpeModel> Create(TokenTable vocabulary, BpeOptions options);
+  // The merge of the next rank; an error says which token of the three the vocabulary lacks.
+  absl::Status AddMerge(std::string_view left, std::string_view right);
 
-  // Merges by rank. Errors name the merge or token, without the file.
-  static absl::StatusOr<BpeModel> Create(
-      Vocabulary vocabulary, const std::vector<std::pair<std::string, std::string>>& merges,
-      BpeOptions options);
+  const TokenTable& vocabulary() const { return vocabulary_; }
 
   // Work space of Encode, to be reused from piece to piece by one thread.
   struct Scratch {
@@ -76,24 +79,24 @@ class BpeModel {
     };
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
-    std::string key;
   };
 
   // Appends the ids of one piece (valid UTF-8).
   void Encode(std::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const;
 
  private:
-  BpeModel(Vocabulary vocabulary, MergeTable merges, BpeOptions options);
+  BpeModel(TokenTable vocabulary, BpeOptions options);
 
   void IndexSingleCharacters();
-  TokenId FindCharacter(std::string_view character, char32_t code_point, std::string* key) const;
+  TokenId FindCharacter(std::string_view character, char32_t code_point) const;
   void SplitIntoSymbols(std::string_view piece, Scratch* scratch) const;
   bool AppendByteTokens(std::string_view character, Scratch* scratch) const;
   void OfferMerge(int64_t at, Scratch* scratch) const;
   void MergeSymbols(Scratch* scratch) const;
 
-  Vocabulary vocabulary_;
+  TokenTable vocabulary_;
   MergeTable merges_;
+  int32_t next_rank_ = 0;
   BpeOptions options_;
   TokenId unknown_id_ = -1;
   std::array<TokenId, 0x800> short_characters_;  // ids of one- and two-byte characters, -1: none

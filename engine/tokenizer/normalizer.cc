@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "engine/tokenizer/token_decoder.h"
 #include "engine/tokenizer/utf8.h"
 #include "kernels/check.h"
 
@@ -101,15 +102,7 @@ class ReplaceStep : public NormalizerStep {
     AUGUR_CHECK(!pattern_.empty());
   }
   std::string Apply(std::string_view text) const override {
-    std::string out;
-    out.reserve(text.size());
-    for (size_t at = 0;;) {
-      const size_t found = text.find(pattern_, at);
-      out.append(text.substr(at, found - at));
-      if (found == std::string_view::npos) return out;
-      out.append(content_);
-      at = found + pattern_.size();
-    }
+    return ReplaceAll(text, pattern_, content_);
   }
 
  private:

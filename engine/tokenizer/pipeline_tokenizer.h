@@ -14,6 +14,8 @@
 #include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/post_processor.h"
 #include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/token_decoder.h"
+#include "engine/tokenizer/token_table.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace augur::engine {
@@ -24,9 +26,11 @@ struct TokenizerParts {
   PreTokenizer pre_tokenizer;
   BpeModel model;
   PostProcessor post_processor;
-  // What the decoder makes of each id before UTF-8 repair; empty where the vocabulary has a hole.
-  std::vector<std::string> token_bytes;
-  std::vector<bool> special;  // as long as token_bytes
+  TokenDecoder decoder;
+  // Spellings of all ids, added tokens included; for a decoder without Metaspace, which looks at a
+  // token's place, what it makes of them already.
+  TokenTable tokens;
+  std::vector<bool> special;  // as long as tokens
 };
 
 class PipelineTokenizer : public Tokenizer {
@@ -36,15 +40,17 @@ class PipelineTokenizer : public Tokenizer {
   std::vector<TokenId> Encode(std::string_view text, const EncodeOptions& options) const override;
   std::string Decode(const std::vector<TokenId>& ids, bool skip_special_tokens) const override;
   std::string TokenBytes(TokenId id) const override;
+  std::string FirstTokenBytes(TokenId id) const override;
+  LeadingStrip leading_strip() const override { return parts_.decoder.strip; }
   bool IsSpecial(TokenId id) const override;
   int vocab_size() const override;
 
  private:
-  void EncodeRawText(std::string_view text, const EncodeOptions& options,
+  // begins_text: nothing of the text stands before.
+  void EncodeRawText(std::string_view text, bool begins_text, const EncodeOptions& options,
                      BpeModel::Scratch* scratch, std::vector<TokenId>* ids) const;
-  void EncodePlainText(std::string_view text, BpeModel::Scratch* scratch,
+  void EncodePlainText(std::string_view text, bool begins_text, BpeModel::Scratch* scratch,
                        std::vector<TokenId>* ids) const;
-  bool Known(TokenId id) const;
 
   TokenizerParts parts_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/tokenizer/byte_level.h"
+#include "engine/tokenizer/token_decoder.h"
 
 namespace augur::engine {
 namespace {
@@ -73,9 +74,9 @@ class SplitStep : public PreTokenizerStep {
   SplitStep(Regex regex, SplitBehavior behavior, bool invert)
       : regex_(std::move(regex)), behavior_(behavior), invert_(invert) {}
 
-  void Apply(std::string_view piece, PieceList* out) const override {
+  void Apply(std::string_view piece, bool begins_text, PieceList* out) const override {
     for (const TextSpan& span : CutPiece(piece, regex_, behavior_, invert_)) {
-      out->Append(piece.substr(span.begin, span.end - span.begin));
+      out->Append(piece.substr(span.begin, span.end - span.begin), begins_text && span.begin == 0);
     }
   }
 
@@ -92,7 +93,8 @@ class ByteLevelStep : public PreTokenizerStep {
         use_regex_(use_regex),
         regex_(Regex::CompileOwn(kGpt2Pattern)) {}
 
-  void Apply(std::string_view piece, PieceList* out) const override {
+  void Apply(std::string_view piece, bool begins_text, PieceList* out) const override {
+    if (out->spans.empty()) out->begins_text = begins_text;
     std::string prefixed;
     if (add_prefix_space_ && !piece.starts_with(' ')) {
       prefixed = " ";
@@ -117,10 +119,39 @@ class ByteLevelStep : public PreTokenizerStep {
   Regex regex_;
 };
 
+class MetaspaceStep : public PreTokenizerStep {
+ public:
+  MetaspaceStep(std::string replacement, PrependScheme prepend, bool split)
+      : replacement_(std::move(replacement)), prepend_(prepend), split_(split) {}
+
+  void Apply(std::string_view piece, bool begins_text, PieceList* out) const override {
+    std::string spelled = ReplaceAll(piece, " ", replacement_);
+    const bool prepends =
+        prepend_ == PrependScheme::kAlways || (prepend_ == PrependScheme::kFirst && begins_text);
+    if (prepends && !spelled.starts_with(replacement_)) spelled.insert(0, replacement_);
+    std::string_view rest = spelled;
+    bool begins = begins_text;
+    while (split_ && !rest.empty()) {
+      const size_t next = rest.find(replacement_, 1);
+      if (next == std::string_view::npos) break;
+      out->Append(rest.substr(0, next), begins);
+      rest.remove_prefix(next);
+      begins = false;
+    }
+    out->Append(rest, begins);
+  }
+
+ private:
+  std::string replacement_;
+  PrependScheme prepend_;
+  bool split_;
+};
+
 }  // namespace
 
-void PieceList::Append(std::string_view piece) {
+void PieceList::Append(std::string_view piece, bool begins) {
   if (piece.empty()) return;
+  if (spans.empty()) begins_text = begins;
   const size_t begin = text.size();
   text.append(piece);
   spans.push_back({begin, text.size()});
@@ -140,17 +171,24 @@ std::unique_ptr<PreTokenizerStep> MakeByteLevelStep(bool add_prefix_space, bool 
   return std::make_unique<ByteLevelStep>(add_prefix_space, use_regex);
 }
 
+std::unique_ptr<PreTokenizerStep> MakeMetaspaceStep(std::string replacement, PrependScheme prepend,
+                                                    bool split) {
+  return std::make_unique<MetaspaceStep>(std::move(replacement), prepend, split);
+}
+
 PreTokenizer::PreTokenizer(std::vector<std::unique_ptr<PreTokenizerStep>> steps)
     : steps_(std::move(steps)) {}
 
-PieceList PreTokenizer::Split(std::string_view text) const {
+PieceList PreTokenizer::Split(std::string_view text, bool begins_text) const {
   PieceList pieces;
-  pieces.Append(text);
+  pieces.Append(text, begins_text);
   for (const auto& step : steps_) {
     PieceList next;
     next.text.reserve(pieces.text.size());
     next.spans.reserve(pieces.spans.size());
-    for (size_t i = 0; i < pieces.spans.size(); ++i) step->Apply(pieces.at(i), &next);
+    for (size_t i = 0; i < pieces.spans.size(); ++i) {
+      step->Apply(pieces.at(i), i == 0 && pieces.begins_text, &next);
+    }
     pieces = std::move(next);
   }
   return pieces;

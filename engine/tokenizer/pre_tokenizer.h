@@ -19,19 +19,21 @@ namespace augur::engine {
 struct PieceList {
   std::string text;
   std::vector<TextSpan> spans;
+  bool begins_text = false;  // the first piece is what the whole text begins with
 
   std::string_view at(size_t i) const {
     return std::string_view(text).substr(spans[i].begin, spans[i].end - spans[i].begin);
   }
-  // Appends a copy of `piece`; an empty one is dropped.
-  void Append(std::string_view piece);
+  // Appends a copy of `piece`; an empty one is dropped. `begins`: it begins the whole text.
+  void Append(std::string_view piece, bool begins);
 };
 
 class PreTokenizerStep {
  public:
   virtual ~PreTokenizerStep() = default;
-  // Appends to `out` what becomes of one piece.
-  virtual void Apply(std::string_view piece, PieceList* out) const = 0;
+  // Appends to `out` what becomes of one piece; where the piece begins the text and its beginning
+  // is kept, that begins the text too.
+  virtual void Apply(std::string_view piece, bool begins_text, PieceList* out) const = 0;
 };
 
 // What a Split step does with the matches of its pattern.
@@ -52,10 +54,18 @@ std::unique_ptr<PreTokenizerStep> MakeSplitStep(Regex regex, SplitBehavior behav
 // add_prefix_space puts a space in front of every piece that lacks one.
 std::unique_ptr<PreTokenizerStep> MakeByteLevelStep(bool add_prefix_space, bool use_regex);
 
+// Where Metaspace puts its character in front of what does not begin with it.
+enum class PrependScheme { kAlways, kFirst, kNever };
+
+// Spells spaces as `replacement` (one character); with `split` a piece ends before each.
+std::unique_ptr<PreTokenizerStep> MakeMetaspaceStep(std::string replacement, PrependScheme prepend,
+                                                    bool split);
+
 class PreTokenizer {
  public:
   explicit PreTokenizer(std::vector<std::unique_ptr<PreTokenizerStep>> steps);
-  PieceList Split(std::string_view text) const;
+  // begins_text: nothing stands before this text.
+  PieceList Split(std::string_view text, bool begins_text) const;
 
  private:
   std::vector<std::unique_ptr<PreTokenizerStep>> steps_;

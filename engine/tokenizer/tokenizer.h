@@ -24,6 +24,12 @@ struct EncodeOptions {
   bool parse_special = true;
 };
 
+// Characters that the decoder drops where a text begins: " Hello" of Llama 2 is "Hello" there.
+struct LeadingStrip {
+  std::string character = {};  // one character; empty: none
+  int most = 0;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -39,6 +45,9 @@ class Tokenizer {
   // spelling for an added token; empty for ids that the vocabulary lacks. What IncrementalDecoder
   // builds on.
   virtual std::string TokenBytes(TokenId id) const = 0;
+  // Likewise, where it is the first token of a text; and what the text then loses at its beginning.
+  virtual std::string FirstTokenBytes(TokenId id) const { return TokenBytes(id); }
+  virtual LeadingStrip leading_strip() const { return {}; }
   virtual bool IsSpecial(TokenId id) const = 0;
 
   // Highest id + 1, added tokens included.

@@ -151,11 +151,35 @@ TEST(IncrementalDecoder, HoldsBackNoMoreThanACharacter) {
   EXPECT_EQ(decoder.Push(0), "a");
 }
 
-class RealVocabulary : public testing::TestWithParam<std::string> {};
+// Decoding once more, slowly: all bytes, repaired whole, and then what a beginning loses.
+std::string SlowDecode(const Tokenizer& tokenizer, const std::vector<TokenId>& ids,
+                       bool skip_special) {
+  std::string bytes;
+  bool first = true;
+  for (const TokenId id : ids) {
+    if ((skip_special && tokenizer.IsSpecial(id)) || tokenizer.TokenBytes(id).empty()) continue;
+    bytes += first ? tokenizer.FirstTokenBytes(id) : tokenizer.TokenBytes(id);
+    first = false;
+  }
+  std::string text = SlowRepair(bytes);
+  const LeadingStrip strip = tokenizer.leading_strip();
+  for (int i = 0; i < strip.most && text.starts_with(strip.character); ++i) {
+    text.erase(0, strip.character.size());
+  }
+  return text;
+}
+
+class RealVocabulary : public testing::TestWithParam<std::string> {
+ protected:
+  static std::unique_ptr<Tokenizer> Load() {
+    if (GetParam() == "demo") return MustLoad(DemoTokenizerPath());
+    if (GetParam().starts_with("trained_")) return LoadTrained(GetParam().substr(8));
+    return MustLoad(GoldenTokenizerPath(GetParam()));
+  }
+};
 
 TEST_P(RealVocabulary, PiecesAreDecodeOfAll) {
-  const auto tokenizer =
-      MustLoad(GetParam() == "demo" ? DemoTokenizerPath() : GoldenTokenizerPath(GetParam()));
+  const auto tokenizer = Load();
   ASSERT_NE(tokenizer, nullptr);
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -176,12 +200,36 @@ TEST_P(RealVocabulary, PiecesAreDecodeOfAll) {
     }
     text += decoder.Flush();
     ASSERT_EQ(text, tokenizer->Decode(ids, skip_special));
+    // The slow way takes a hundred times as long.
+    if (round < 100) {
+      ASSERT_EQ(text, SlowDecode(*tokenizer, ids, skip_special));
+    }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Pipelines, RealVocabulary,
-                         testing::Values("demo", "gpt2", "llama3", "qwen2"),
+                         testing::Values("demo", "gpt2", "llama2", "llama3", "qwen2", "trained_gemma",
+                                         "trained_mistral", "trained_metaspace_words",
+                                         "trained_metaspace_first"),
                          [](const auto& named) { return named.param; });
+
+// What continues a text keeps the space that a text at its beginning loses.
+TEST(IncrementalDecoder, TheBeginningOfATextAndItsMiddle) {
+  for (const std::string name : {"mistral", "metaspace_words"}) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = LoadTrained(name);
+    ASSERT_NE(tokenizer, nullptr);
+    const std::vector<TokenId> ids = tokenizer->Encode("a gateway", {.add_special_tokens = false});
+    for (const auto& [place, expected] :
+         {std::pair(IncrementalDecoder::Place::kBeginsText, "a gateway"),
+          std::pair(IncrementalDecoder::Place::kContinuesText, " a gateway")}) {
+      IncrementalDecoder decoder(tokenizer.get(), true, place);
+      std::string text;
+      for (const TokenId id : ids) text += decoder.Push(id);
+      EXPECT_EQ(text + decoder.Flush(), expected);
+    }
+  }
+}
 
 // A special token between the bytes of a character: skipped, it does not part them; kept, it does.
 TEST(IncrementalDecoder, SpecialTokenInsideACharacter) {

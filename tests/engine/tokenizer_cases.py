@@ -148,4 +148,5 @@ def main():
     sys.stdout.write("[\n" + lines + "\n]\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

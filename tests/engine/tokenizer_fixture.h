@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -53,6 +54,19 @@ inline std::unique_ptr<Tokenizer> MustLoad(const std::string& path) {
   auto tokenizer = LoadTokenizer(path);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+}
+
+// An entry of trained_tokenizers.json; '_' stands for '-'.
+inline std::unique_ptr<Tokenizer> LoadTrained(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  for (const auto& entry : ReadJson(SourcePath("tests/engine/trained_tokenizers.json"))) {
+    if (entry["name"] != name) continue;
+    auto tokenizer = LoadFromText(entry["tokenizer"].dump());
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+  }
+  ADD_FAILURE() << "no tokenizer " << name;
+  return nullptr;
 }
 
 }  // namespace augur::engine

@@ -1,5 +1,6 @@
-// Ids and texts against Hugging Face: the golden vectors, and tokenizer_cases.json (see
-// tokenizer_cases.py) for pipelines and added-token flags that the golden files do not have.
+// Ids and texts against Hugging Face: the golden vectors, tokenizer_cases.json (see
+// tokenizer_cases.py) for steps and added-token flags that the golden files do not have, and
+// trained_tokenizers.json (trained_tokenizers.py): a tokenizer trained in each pipeline.
 #include <vector>
 
 #include "tests/engine/tokenizer_fixture.h"
@@ -28,12 +29,15 @@ TEST_P(GoldenTokenizer, AgreesOnEveryVector) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ByteLevel, GoldenTokenizer, testing::Values("gpt2", "llama3", "qwen2"),
+INSTANTIATE_TEST_SUITE_P(Pipelines, GoldenTokenizer,
+                         testing::Values("gpt2", "llama2", "llama3", "qwen2"),
                          [](const auto& named) { return named.param; });
 
-TEST(TokenizerCases, AgreeWithHuggingFace) {
-  const auto entries = ReadJson(SourcePath("tests/engine/tokenizer_cases.json"));
-  ASSERT_GT(entries.size(), 20u);
+class TokenizerCases : public testing::TestWithParam<std::string> {};
+
+TEST_P(TokenizerCases, AgreeWithHuggingFace) {
+  const auto entries = ReadJson(SourcePath("tests/engine/" + GetParam() + ".json"));
+  ASSERT_GT(entries.size(), 15u);
   for (const auto& entry : entries) {
     SCOPED_TRACE(entry["name"].get<std::string>());
     nlohmann::json file = entry.value("tokenizer", nlohmann::json());
@@ -55,6 +59,10 @@ TEST(TokenizerCases, AgreeWithHuggingFace) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, TokenizerCases,
+                         testing::Values("tokenizer_cases", "trained_tokenizers"),
+                         [](const auto& named) { return named.param; });
 
 TEST(SpecialTokens, AreTextWhereTheyAreNotParsed) {
   const auto tokenizer = MustLoad(DemoTokenizerPath());

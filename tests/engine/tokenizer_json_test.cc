@@ -128,9 +128,16 @@ TEST(TokenizerJson, DuplicateIds) {
   ExpectError([](json* f) { (*f)["added_tokens"][1]["id"] = 3; },
               "added_tokens[1].id: expected an id of its own");
   ExpectError([](json* f) { (*f)["added_tokens"][0]["id"] = 9; },
-              "added_tokens[0].id: expected the id of model.vocab.<s>");
+              "added_tokens[0].id: expected 3, the id of the same token of model.vocab, found 9");
   ExpectError([](json* f) { (*f)["added_tokens"][1] = (*f)["added_tokens"][0]; },
-              "added_tokens[1].content: expected a token not listed before");
+              "added_tokens[1].id: expected an id of its own (added_tokens[0] has the same)");
+  ExpectError(
+      [](json* f) {
+        json again = (*f)["added_tokens"][1];
+        again["id"] = 5;
+        (*f)["added_tokens"].push_back(again);
+      },
+      "added_tokens[2].content: expected a token not listed before, found \"<x>\"");
 }
 
 TEST(TokenizerJson, UnsupportedIsNamed) {
@@ -141,8 +148,6 @@ TEST(TokenizerJson, UnsupportedIsNamed) {
   expect_unsupported([](json* f) { (*f)["model"]["type"] = "Unigram"; }, "model.type",
                      "\"Unigram\"");
   expect_unsupported([](json* f) { (*f)["model"]["dropout"] = 0.1; }, "model.dropout", "0.1");
-  expect_unsupported([](json* f) { (*f)["model"]["byte_fallback"] = true; }, "model.byte_fallback",
-                     "true");
   expect_unsupported([](json* f) { (*f)["model"]["end_of_word_suffix"] = "</w>"; },
                      "model.end_of_word_suffix", "\"</w>\"");
   expect_unsupported([](json* f) { (*f)["model"]["novelty"] = 1; }, "model.novelty", "1");
@@ -150,9 +155,9 @@ TEST(TokenizerJson, UnsupportedIsNamed) {
                      "normalizer.type", "\"BertNormalizer\"");
   expect_unsupported(
       [](json* f) {
-        (*f)["pre_tokenizer"]["pretokenizers"][1] = {{"type", "Metaspace"}};
+        (*f)["pre_tokenizer"]["pretokenizers"][1] = {{"type", "Punctuation"}};
       },
-      "pre_tokenizer.pretokenizers[1].type", "\"Metaspace\"");
+      "pre_tokenizer.pretokenizers[1].type", "\"Punctuation\"");
   expect_unsupported([](json* f) { (*f)["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd"; },
                      "pre_tokenizer.pretokenizers[0].behavior", "\"Odd\"");
   expect_unsupported([](json* f) { (*f)["decoder"]["type"] = "WordPiece"; }, "decoder.type",
@@ -173,13 +178,61 @@ TEST(TokenizerJson, UnsupportedIsNamed) {
       "\"\\b\"");
 }
 
-TEST(TokenizerJson, RefusesWhatTheNextPipelineNeeds) {
-  const auto tokenizer = LoadTokenizer(GoldenTokenizerPath("llama2"));
-  ASSERT_FALSE(tokenizer.ok());
-  EXPECT_TRUE(absl::IsUnimplemented(tokenizer.status()));
-  EXPECT_NE(tokenizer.status().message().find("llama2/tokenizer.json: decoder.type"),
-            std::string::npos)
-      << tokenizer.status();
+json Decoders(const std::vector<std::string>& steps) {
+  const json known = json::parse(R"({
+      "Replace": {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+      "Metaspace": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": true},
+      "ByteFallback": {"type": "ByteFallback"}, "Fuse": {"type": "Fuse"},
+      "ByteLevel": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true},
+      "Strip": {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+      "CTC": {"type": "CTC"}})");
+  json list = json::array();
+  for (const std::string& step : steps) list.push_back(known.at(step));
+  return {{"type", "Sequence"}, {"decoders", list}};
+}
+
+// Only where a token's text does not depend on what stands beside it.
+TEST(TokenizerJson, DecodersInTheOrderThatStreams) {
+  using Steps = std::vector<std::string>;
+  for (const Steps& steps :
+       {Steps{"Replace", "ByteFallback", "Fuse", "Strip"}, Steps{"Replace", "Replace", "Fuse"},
+        Steps{"Metaspace"}, Steps{"Metaspace", "ByteFallback"}, Steps{"ByteLevel"}, Steps{}}) {
+    json file = SmallFile();
+    file["decoder"] = Decoders(steps);
+    EXPECT_TRUE(LoadFromText(file.dump()).ok()) << file["decoder"];
+  }
+  for (const Steps& steps :
+       {Steps{"ByteFallback", "Replace"}, Steps{"Strip"}, Steps{"Fuse", "Strip", "Strip"},
+        Steps{"ByteLevel", "Fuse"}, Steps{"Replace", "ByteLevel"},
+        Steps{"ByteFallback", "ByteLevel"}, Steps{"ByteLevel", "ByteLevel"},
+        Steps{"Metaspace", "Metaspace"}, Steps{"CTC"}}) {
+    json file = SmallFile();
+    file["decoder"] = Decoders(steps);
+    const auto tokenizer = LoadFromText(file.dump());
+    ASSERT_FALSE(tokenizer.ok()) << file["decoder"];
+    EXPECT_TRUE(absl::IsUnimplemented(tokenizer.status())) << tokenizer.status();
+    EXPECT_NE(tokenizer.status().message().find(".type: unsupported value"), std::string::npos)
+        << tokenizer.status();
+  }
+  ExpectError(
+      [](json* f) {
+        (*f)["decoder"] = Decoders({"Fuse", "Strip"});
+        (*f)["decoder"]["decoders"][1]["stop"] = 1;
+      },
+      "decoder.decoders[1].stop: unsupported value 1; supported: 0");
+}
+
+TEST(TokenizerJson, MetaspaceMistakes) {
+  const auto with = [](const char* key, const json& value) {
+    return [key, value](json* f) {
+      (*f)["pre_tokenizer"] = Decoders({"Metaspace"})["decoders"][0];
+      (*f)["pre_tokenizer"][key] = value;
+    };
+  };
+  ExpectError(with("replacement", "ab"), "pre_tokenizer.replacement: expected one character");
+  ExpectError(with("replacement", ""), "pre_tokenizer.replacement: expected one character");
+  ExpectError(with("prepend_scheme", "last"), "pre_tokenizer.prepend_scheme: unsupported value");
+  ExpectError(with("add_prefix_space", false), "pre_tokenizer.add_prefix_space: expected true");
 }
 
 TEST(TokenizerJson, DeepNesting) {
