@@ -106,6 +106,7 @@ void EngineCore::Add(std::shared_ptr<Request> request) {
   sequence->id = next_id_++;
   sequence->tokens = request->prompt;
   sequence->tokens.reserve(request->prompt.size() + request->stopping.max_tokens);
+  sequence->rules = RulesOf(*request, eos_token_ids_);
   sequence->times.arrival_ns = request->arrival_ns;
   sequence->request = std::move(request);
   waiting_.emplace(sequence->id, std::move(sequence));
@@ -369,7 +370,8 @@ void EngineCore::ReserveAhead() {
   for (const PlannedSegment& planned : plan_.segments) {
     if (!planned.samples) continue;
     const Sequence& sequence = *running_.at(planned.sequence);
-    const int blocks = std::min(BlocksFor(sequence.num_tokens() + 1), MostBlocks(*sequence.request));
+    const int blocks =
+        std::min(BlocksFor(sequence.num_tokens() + 1), MostBlocks(*sequence.request));
     const int missing = kv_->MissingFrames(sequence.id, blocks);
     if (missing == 0 || missing > kv_->available_frames()) continue;
     AUGUR_CHECK(kv_->Extend(sequence.id, blocks));
@@ -390,6 +392,10 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
     segment.attention = &sequence.request->attention;
     segment.prompt_tokens = sequence.num_prompt();
     segment.wants_token = planned.samples;
+    if (sequence.rules && sequence.rules->ApplyAt(sequence.num_generated())) {
+      segment.rules = &*sequence.rules;
+    }
+    segment.tokens = sequence.tokens;
     const SamplingParams& sampling = sequence.request->sampling;
     segment.sampling = {.temperature = sampling.temperature,
                         .top_k = sampling.top_k,

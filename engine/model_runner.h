@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/attention/attention_policy.h"
+#include "engine/logit_rules.h"
 #include "kernels/ops/sample_tokens.h"
 #include "kernels/ops/segment.h"
 #include "memory/sequence_kv.h"
@@ -26,6 +27,8 @@ struct StepSegment {
   int prompt_tokens = 0;                       // of the sequence
   bool wants_token = false;                    // sample a token from the last row
   kernels::SamplingRow sampling;               // read when wants_token
+  const LogitRules* rules = nullptr;           // likewise; null: none apply to this token
+  std::span<const int32_t> tokens = {};        // the sequence's, its last one here included
   int rope_variant = 0;  // which RoPE factor set the sequence was admitted with
 };
 

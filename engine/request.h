@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,11 +30,17 @@ struct SamplingParams {
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
   uint64_t seed = 0;         // always set; the front draws one where the client gave none
+  // Rules, in the order and with the formulae of kernels/ops/adjust_logits.h.
+  float repetition_penalty = 1.0f;                    // 1: off
+  float presence_penalty = 0.0f;                      // 0: off
+  float frequency_penalty = 0.0f;                     // 0: off
+  std::vector<std::pair<TokenId, float>> logit_bias;  // each id once
+  std::vector<TokenId> allowed_token_ids;             // empty: all
 };
 
 struct StoppingCriteria {
   uint32_t max_tokens = 16;
-  uint32_t min_tokens = 0;        // neither end-of-sequence nor stop ids count before
+  uint32_t min_tokens = 0;        // neither end-of-sequence nor stop ids are drawn before
   std::vector<std::string> stop;  // matched in the decoded text
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;

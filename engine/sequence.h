@@ -8,8 +8,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "engine/logit_rules.h"
 #include "engine/request.h"
 #include "memory/kv_manager.h"
 
@@ -19,6 +21,7 @@ struct Sequence {
   memory::SequenceId id = 0;  // rises with arrival: the age order
   std::shared_ptr<Request> request;
   std::vector<TokenId> tokens;  // prompt, then generated
+  std::optional<LogitRules> rules;
   int num_computed = 0;
   int high_water = 0;  // most tokens ever computed: beyond it work is new, below it recomputed
   int published_blocks = 0;    // of the prompt, offered to the prefix cache

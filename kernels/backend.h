@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/adjust_logits.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/drive_choice.h"
 #include "kernels/ops/embedding.h"
@@ -43,6 +44,7 @@
 #include "kernels/ops/stamp.h"
 #include "kernels/ops/sum_channels.h"
 #include "kernels/ops/sum_values.h"
+#include "kernels/ops/top_logprobs.h"
 
 namespace augur::kernels {
 
@@ -107,7 +109,10 @@ class Backend {
   virtual void SumValues(const SumValuesParams& params);
   virtual void SampleQueries(const SampleQueriesParams& params);
   virtual void GatedSilu(const GatedSiluParams& params) = 0;
+  virtual void CountTokens(const CountTokensParams& params) = 0;
+  virtual void AdjustLogits(const AdjustLogitsParams& params) = 0;
   virtual void SampleTokens(const SampleTokensParams& params) = 0;
+  virtual void TopLogprobs(const TopLogprobsParams& params) = 0;
   virtual void MapPages(const MapPagesParams& params) = 0;
   virtual void DriveChoice(const DriveChoiceParams& params) = 0;
   virtual void PlaceBlocks(const PlaceBlocksParams& params) = 0;

@@ -142,32 +142,54 @@ Status CheckSampling(const v1::SamplingParams& params, ValidatedRequest* result)
   return status;
 }
 
-Status CheckPenalties(const v1::SamplingParams& params) {
-  const float repetition = params.has_repetition_penalty() ? params.repetition_penalty() : 1.0f;
-  Status status = CheckRangeAbove("sampling.repetition_penalty", repetition, 0, 10);
+Status CheckPenalties(const v1::SamplingParams& params, ValidatedRequest* result) {
+  engine::SamplingParams& sampling = result->sampling;
+  if (params.has_repetition_penalty()) sampling.repetition_penalty = params.repetition_penalty();
+  sampling.presence_penalty = params.presence_penalty();
+  sampling.frequency_penalty = params.frequency_penalty();
+  Status status =
+      CheckRangeAbove("sampling.repetition_penalty", sampling.repetition_penalty, 0, 10);
   if (status.ok())
-    status = CheckRange("sampling.presence_penalty", params.presence_penalty(), -2, 2);
-  if (status.ok())
-    status = CheckRange("sampling.frequency_penalty", params.frequency_penalty(), -2, 2);
-  if (!status.ok()) return status;
-  if (repetition != 1) return NotServed("sampling.repetition_penalty");
-  if (params.presence_penalty() != 0) return NotServed("sampling.presence_penalty");
-  if (params.frequency_penalty() != 0) return NotServed("sampling.frequency_penalty");
-  return OkStatus();
+    status = CheckRange("sampling.presence_penalty", sampling.presence_penalty, -2, 2);
+  if (status.ok()) {
+    status = CheckRange("sampling.frequency_penalty", sampling.frequency_penalty, -2, 2);
+  }
+  return status;
 }
 
-Status CheckLogitRules(const v1::SamplingParams& params, const Deployment& deployment) {
+Status CheckLogitRules(const v1::SamplingParams& params, const Deployment& deployment,
+                       ValidatedRequest* result) {
   for (const auto& [id, bias] : params.logit_bias()) {
     Status status = CheckTokenId("sampling.logit_bias", id, deployment);
     if (status.ok()) status = CheckRange("sampling.logit_bias", bias, -100, 100);
     if (!status.ok()) return status;
+    result->sampling.logit_bias.emplace_back(static_cast<engine::TokenId>(id), bias);
   }
-  Status status =
-      CheckTokenIds(params.allowed_token_ids(), "sampling.allowed_token_ids", deployment);
-  if (!status.ok()) return status;
-  if (!params.logit_bias().empty()) return NotServed("sampling.logit_bias");
-  if (!params.allowed_token_ids().empty()) return NotServed("sampling.allowed_token_ids");
-  return OkStatus();
+  const auto& allowed = params.allowed_token_ids();
+  if (allowed.size() > deployment.vocab_size) {
+    return InvalidArgumentError(StrCat("sampling.allowed_token_ids: expected at most ",
+                                       deployment.vocab_size, " ids (the vocabulary), found ",
+                                       allowed.size()));
+  }
+  Status status = CheckTokenIds(allowed, "sampling.allowed_token_ids", deployment);
+  if (status.ok()) result->sampling.allowed_token_ids.assign(allowed.begin(), allowed.end());
+  return status;
+}
+
+// Before min_tokens are there nothing is drawn that would end the sequence: something must be left.
+Status CheckSomethingToDraw(const Deployment& deployment, const ValidatedRequest& result) {
+  const engine::StoppingCriteria& stopping = result.stopping;
+  if (stopping.min_tokens == 0) return OkStatus();
+  std::vector<bool> may_draw(deployment.vocab_size, result.sampling.allowed_token_ids.empty());
+  for (const engine::TokenId id : result.sampling.allowed_token_ids) may_draw[id] = true;
+  for (const engine::TokenId id : stopping.stop_token_ids) may_draw[id] = false;
+  if (!stopping.ignore_eos) {
+    for (const engine::TokenId id : deployment.eos_token_ids) may_draw[id] = false;
+  }
+  if (std::find(may_draw.begin(), may_draw.end(), true) != may_draw.end()) return OkStatus();
+  return InvalidArgumentError(
+      StrCat("stopping.min_tokens: expected 0 where every allowed id ends the sequence, found ",
+             stopping.min_tokens));
 }
 
 Status CheckChoices(const v1::SamplingParams& params) {
@@ -331,10 +353,11 @@ absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
   if (status.ok()) status = CheckLength(request, &result);
   if (status.ok()) status = CheckPrompt(request, deployment, &result);
   if (status.ok()) status = CheckSampling(request.sampling(), &result);
-  if (status.ok()) status = CheckPenalties(request.sampling());
-  if (status.ok()) status = CheckLogitRules(request.sampling(), deployment);
+  if (status.ok()) status = CheckPenalties(request.sampling(), &result);
+  if (status.ok()) status = CheckLogitRules(request.sampling(), deployment, &result);
   if (status.ok()) status = CheckChoices(request.sampling());
   if (status.ok()) status = CheckStops(request.stopping(), deployment, &result);
+  if (status.ok()) status = CheckSomethingToDraw(deployment, result);
   if (status.ok()) status = CheckOutput(request.output(), deployment, &result);
   if (status.ok()) status = CheckAttention(request.attention(), deployment, &result);
   if (status.ok() && request.priority() != 0) status = NotServed("priority");

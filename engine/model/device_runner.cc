@@ -84,6 +84,8 @@ absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
                                  .max_sampled = options.max_segments,
                                  .max_context = options.max_context,
                                  .qkv_stride = config.q_width() + kv_widths * config.kv_width()}));
+  AUGUR_ASSIGN_OR_RETURN(runner->rules_state_,
+                         LogitState::Create(backend, options.max_segments, config.vocab_size));
   AUGUR_RETURN_IF_ERROR(runner->CreateAttention());
   AUGUR_RETURN_IF_ERROR(runner->Allocate());
   runner->RecordGraphs();
@@ -161,8 +163,9 @@ absl::StatusOr<std::byte*> DeviceRunner::AllocateHost(size_t bytes) {
 
 absl::Status DeviceRunner::Allocate() {
   const auto bytes_of = [&](int rows) {
-    constexpr size_t kAlignments = 3 * 64;
-    const size_t sampled = options_.max_segments * (sizeof(int32_t) + sizeof(kernels::SamplingRow));
+    constexpr size_t kAlignments = 4 * 64;
+    const size_t sampled = options_.max_segments * (sizeof(int32_t) + sizeof(kernels::SamplingRow) +
+                                                    sizeof(kernels::LogitRule));
     return rows * sizeof(int32_t) + sampled + kAlignments +
            attention_->BytesOfStep(rows, options_.max_segments);
   };
@@ -306,7 +309,8 @@ void DeviceRunner::MatchAhead(const StepInputs& inputs) {
       if (row.epoch != segment.kv->frames_epoch || row.sequence != segment.kv->id) continue;
       const bool went_on = row.position == segment.rows.first_position &&
                            last_tokens_[at] == inputs.token_ids[segment.rows.first_row] &&
-                           SameDraw(row.sampling, segment.sampling);
+                           SameDraw(row.sampling, segment.sampling) &&
+                           (row.rule.slot >= 0) == (segment.rules != nullptr);
       if (went_on) answered_[i] = at;
       break;
     }
@@ -334,6 +338,7 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   const StepArrays arrays = Put(tables);
   attention_->Finish(tables, shape.calls, as_graph ? std::get<1>(graph) : shape.phases.rows,
                      as_graph ? std::get<2>(graph) : shape.max_blocks);
+  const StepOptions step_options = PutOptions(tables);
   tables_->Upload();
   tables->Upload();
   if (as_graph) {
@@ -341,6 +346,7 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   } else {
     RunOps(backend_, shape, arrays);
   }
+  RunOptions(arrays, step_options, shape.sampled);
   return CopyResult(shape.sampled, shape.calls);
 }
 
@@ -426,6 +432,7 @@ void DeviceRunner::FillRows(const StepInputs& inputs) {
   host_.token_ids.clear();
   host_.sampled_rows.clear();
   host_.sampling.clear();
+  host_.rules.clear();
   last_rows_.assign(inputs.segments.size(), 0);
   for (std::vector<Piece>* pieces :
        {&pieces_.decode, &pieces_.staged_generated, &pieces_.prompt, &pieces_.staged_prompt}) {
@@ -438,6 +445,7 @@ void DeviceRunner::FillRows(const StepInputs& inputs) {
     if (answered_[i] >= 0 || !inputs.segments[i].wants_token) continue;
     host_.sampled_rows.push_back(last_rows_[i]);
     host_.sampling.push_back(inputs.segments[i].sampling);
+    host_.rules.push_back(rules_state_->Prepare(inputs.segments[i]));
   }
 }
 
@@ -502,6 +510,22 @@ DeviceRunner::StepArrays DeviceRunner::Put(StepTables* tables) {
           .sampling = tables->Put(host_.sampling)};
 }
 
+DeviceRunner::StepOptions DeviceRunner::PutOptions(StepTables* tables) {
+  StepOptions options;
+  const auto has_rule = [](const kernels::LogitRule& rule) { return rule.slot >= 0; };
+  if (std::any_of(host_.rules.begin(), host_.rules.end(), has_rule)) {
+    options.rules = tables->Put(host_.rules);
+  }
+  return options;
+}
+
+// The step's own draw, of logits as they are, is not worth a second recording of every step.
+void DeviceRunner::RunOptions(const StepArrays& arrays, const StepOptions& options, int sampled) {
+  if (options.rules == nullptr) return;
+  layers_->SampleByRules(backend_, {options.rules, rules_state_.get()}, arrays.sampled_rows,
+                         arrays.token_ids, arrays.sampling, sampled, device_tokens_.data());
+}
+
 // Only where all tokens of this step lie in one order on the device: that of the graph which it
 // launched, or of the one which had been run ahead.
 bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
@@ -515,7 +539,8 @@ bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
     const int position = segment.rows.first_position + 1;
     if (!MayRunAhead(segment, position)) continue;
     GraphRow& row = graph_rows_[by_ahead ? answered_[i] : i];
-    row = {&segment, segment.kv->id, segment.kv->frames_epoch, position, segment.sampling};
+    row = {&segment, segment.kv->id,   segment.kv->frames_epoch,
+           position, segment.sampling, rules_state_->Next(segment)};
     row.sampling.position += 1;
     ++going_on;
   }
@@ -544,10 +569,12 @@ void DeviceRunner::LaunchAhead() {
   host_.token_ids.assign(rows, 0);  // the device has them
   host_.sampled_rows.clear();
   host_.sampling.clear();
+  host_.rules.clear();
   for (int i = 0; i < rows; ++i) {
     GraphRow& row = ahead_rows_[i];
     host_.sampled_rows.push_back(i);
     host_.sampling.push_back(row.sampling);
+    host_.rules.push_back(row.rule);
     if (row.segment == nullptr) {
       attention_->AddPadding(i);
       host_.sampling.back().temperature = 0.0f;
@@ -569,10 +596,12 @@ void DeviceRunner::LaunchAhead() {
   decode_tables_->Begin();
   const StepArrays arrays = Put(decode_tables_.get());
   attention_->Finish(decode_tables_.get(), calls, bucket, blocks);
+  const StepOptions step_options = PutOptions(decode_tables_.get());
   tables_->Upload();
   decode_tables_->Upload();
   backend_->Copy(arrays.token_ids, device_tokens_.data(), rows * sizeof(int32_t));
   backend_->Launch(*graphs_.at(graph));
+  RunOptions(arrays, step_options, rows);
   ahead_ = CopyResult(rows, calls);
 }
 
@@ -640,14 +669,14 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
     layers_->AddMlp(backend, layer, shape.phases);
   }
   if (shape.sampled == 0) return;
-  layers_->SampleHead(backend, device.sampled_rows, device.sampling, shape.sampled,
-                      device_tokens_.data());
+  layers_->RunHead(backend, device.sampled_rows, shape.sampled);
+  layers_->Sample(backend, device.sampling, shape.sampled, device_tokens_.data());
 }
 
-std::vector<float> DeviceRunner::CopyLogits() {
+std::vector<float> DeviceRunner::CopyRows(const float* rows) {
   AUGUR_CHECK(!options_.run_ahead);
   std::vector<float> logits(size_t(sampled_) * config_.vocab_size);
-  backend_->Copy(logits.data(), layers_->logits(), logits.size() * sizeof(float));
+  backend_->Copy(logits.data(), rows, logits.size() * sizeof(float));
   backend_->Synchronize();
   return logits;
 }

@@ -79,12 +79,17 @@ class DeviceRunner final : public ModelRunner {
   ~DeviceRunner() override;
 
   void Run(const StepInputs& inputs, StepOutputs* outputs) override;
-  void Leave(memory::SequenceKv* kv, bool keep) override { tables_->Remove(kv, keep); }
+  void Leave(memory::SequenceKv* kv, bool keep) override {
+    tables_->Remove(kv, keep);
+    rules_state_->Remove(kv->id);
+  }
   int64_t waited_ns() const override { return waited_ns_; }
 
   // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
   // Copies; for tests, without run_ahead.
-  std::vector<float> CopyLogits();
+  std::vector<float> CopyLogits() { return CopyRows(layers_->logits()); }
+  // Likewise, as rules have changed them; only after a step in which a segment had some.
+  std::vector<float> CopyAdjusted() { return CopyRows(layers_->adjusted()); }
   // Rows of all steps so far that had been run ahead when they were asked for.
   int64_t rows_foreseen() const { return rows_foreseen_; }
 
@@ -112,10 +117,15 @@ class DeviceRunner final : public ModelRunner {
     const int32_t* sampled_rows = nullptr;           // [sampled]
     const kernels::SamplingRow* sampling = nullptr;  // [sampled]
   };
+  // What steps with options of sampling upload and run beside: nothing where no row has any.
+  struct StepOptions {
+    const kernels::LogitRule* rules = nullptr;  // [sampled]; null: none
+  };
   struct HostArrays {
     std::vector<int32_t> token_ids;
     std::vector<int32_t> sampled_rows;
     std::vector<kernels::SamplingRow> sampling;
+    std::vector<kernels::LogitRule> rules;  // [sampled]
   };
   // A row of a decode graph; epoch 0: padding.
   struct GraphRow {
@@ -124,6 +134,7 @@ class DeviceRunner final : public ModelRunner {
     uint64_t epoch = 0;
     int position = 0;
     kernels::SamplingRow sampling;
+    kernels::LogitRule rule;
   };
   // What a step brings back to the host.
   struct StepResult {
@@ -167,6 +178,8 @@ class DeviceRunner final : public ModelRunner {
   GraphKey KeyOf(const StepShape& shape) const;
   void PadToGraph(int bucket);
   StepArrays Put(StepTables* tables);
+  // Behind all that a recorded step reads.
+  StepOptions PutOptions(StepTables* tables);
   // Rows of this step as the next one may be foreseen from, in the order in which the device holds
   // their tokens; false: not foreseeable.
   bool GatherGraphRows(const StepInputs& inputs);
@@ -176,6 +189,9 @@ class DeviceRunner final : public ModelRunner {
   void WaitFor(const InFlight& step);
   void CountTransfers(const InFlight& step);
   void RunOps(kernels::Backend* backend, const StepShape& shape, const StepArrays& device);
+  // Behind a step that has drawn `sampled` tokens as if there were none: draws them anew.
+  void RunOptions(const StepArrays& arrays, const StepOptions& options, int sampled);
+  std::vector<float> CopyRows(const float* rows);
 
   kernels::Backend* const backend_;
   const ModelConfig config_;
@@ -192,6 +208,7 @@ class DeviceRunner final : public ModelRunner {
   std::unique_ptr<SequenceTables> tables_;
   std::unique_ptr<DeviceAttention> attention_;
   std::unique_ptr<SpillQueue> spills_;  // null: nothing is tiered
+  std::unique_ptr<LogitState> rules_state_;
   int64_t waited_ns_ = 0;
   int64_t rows_foreseen_ = 0;
   int sampled_ = 0;  // rows of the last Run

@@ -77,6 +77,7 @@ absl::Status TransformerLayers::Allocate() {
   AUGUR_RETURN_IF_ERROR(floats(kActivations, hidden, &hidden_));
   AUGUR_RETURN_IF_ERROR(floats(kActivations, rows * options_.qkv_stride, &qkv_));
   AUGUR_RETURN_IF_ERROR(floats("logits", logits, &logits_));
+  AUGUR_RETURN_IF_ERROR(floats("logits changed by rules", logits, &adjusted_));
   AUGUR_ASSIGN_OR_RETURN(normed_, AllocateElements(kActivations, hidden, activation_dtype_));
   AUGUR_ASSIGN_OR_RETURN(
       attended_, AllocateElements(kActivations, rows * config_.q_width(), activation_dtype_));
@@ -191,9 +192,7 @@ void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) co
             phases);
 }
 
-void TransformerLayers::SampleHead(Backend* backend, const int32_t* row_ids,
-                                   const kernels::SamplingRow* sampling, int rows,
-                                   int32_t* tokens) const {
+void TransformerLayers::RunHead(Backend* backend, const int32_t* row_ids, int rows) const {
   backend->RmsNorm({.x = hidden_,
                     .row_ids = row_ids,
                     .weight = weights_.final_norm.data(),
@@ -211,7 +210,36 @@ void TransformerLayers::SampleHead(Backend* backend, const int32_t* row_ids,
              .y_stride = config_.vocab_size,
              .x_dtype = activation_dtype_},
             {.decode_rows = rows, .rows = rows});
+}
+
+void TransformerLayers::Sample(Backend* backend, const kernels::SamplingRow* sampling, int rows,
+                               int32_t* tokens) const {
   backend->SampleTokens({.logits = logits_,
+                         .params = sampling,
+                         .tokens = tokens,
+                         .rows = rows,
+                         .vocab = config_.vocab_size});
+}
+
+void TransformerLayers::SampleByRules(Backend* backend, const RuleRows& rules,
+                                      const int32_t* row_ids, const int32_t* token_ids,
+                                      const kernels::SamplingRow* sampling, int rows,
+                                      int32_t* tokens) const {
+  backend->CountTokens({.rules = rules.rules,
+                        .row_ids = row_ids,
+                        .token_ids = token_ids,
+                        .words = rules.state->words(),
+                        .counted = rules.state->counted(),
+                        .rows = rows,
+                        .vocab = config_.vocab_size});
+  backend->AdjustLogits({.logits = logits_,
+                         .rules = rules.rules,
+                         .bias = rules.state->bias(),
+                         .words = rules.state->words(),
+                         .out = adjusted_,
+                         .rows = rows,
+                         .vocab = config_.vocab_size});
+  backend->SampleTokens({.logits = adjusted_,
                          .params = sampling,
                          .tokens = tokens,
                          .rows = rows,

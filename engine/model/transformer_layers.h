@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/logit_state.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_weights.h"
 #include "kernels/backend.h"
@@ -33,6 +34,12 @@ struct RowPhases {
   int rows = 0;         // all of them
 };
 
+// Rules of sampled rows and the state that they read (engine/model/logit_state.h).
+struct RuleRows {
+  const kernels::LogitRule* rules = nullptr;  // [rows]
+  LogitState* state = nullptr;
+};
+
 class TransformerLayers {
  public:
   static absl::StatusOr<std::unique_ptr<TransformerLayers>> Create(
@@ -47,16 +54,24 @@ class TransformerLayers {
   void AddAttended(kernels::Backend* backend, int layer, RowPhases phases) const;
   // Added to hidden.
   void AddMlp(kernels::Backend* backend, int layer, RowPhases phases) const;
-  // Logits of the hidden rows row_ids [rows], and a token of each by its sampling row.
-  void SampleHead(kernels::Backend* backend, const int32_t* row_ids,
-                  const kernels::SamplingRow* sampling, int rows, int32_t* tokens) const;
+  // logits() of the hidden rows row_ids [rows].
+  void RunHead(kernels::Backend* backend, const int32_t* row_ids, int rows) const;
+  // A token of each row of logits() by its sampling row.
+  void Sample(kernels::Backend* backend, const kernels::SamplingRow* sampling, int rows,
+              int32_t* tokens) const;
+  // Likewise, of the rows as their rules change them (adjusted()). row_ids: of the rows' input
+  // tokens in token_ids.
+  void SampleByRules(kernels::Backend* backend, const RuleRows& rules, const int32_t* row_ids,
+                     const int32_t* token_ids, const kernels::SamplingRow* sampling, int rows,
+                     int32_t* tokens) const;
 
   float* qkv() const { return qkv_; }  // [max_rows, qkv_stride]
   int qkv_stride() const { return options_.qkv_stride; }
-  void* normed() const { return normed_; }          // [max_rows, hidden] of activation_dtype()
-  void* attended() const { return attended_; }      // [max_rows, q width] likewise
-  const float* logits() const { return logits_; }   // [max_sampled, vocab]
-  const float* cos() const { return cos_.data(); }  // [max_context, head_dim / 2]
+  void* normed() const { return normed_; }             // [max_rows, hidden] of activation_dtype()
+  void* attended() const { return attended_; }         // [max_rows, q width] likewise
+  const float* logits() const { return logits_; }      // [max_sampled, vocab]
+  const float* adjusted() const { return adjusted_; }  // likewise
+  const float* cos() const { return cos_.data(); }     // [max_context, head_dim / 2]
   const float* sin() const { return sin_.data(); }
   kernels::DType activation_dtype() const { return activation_dtype_; }
   const TransformerWeights& weights() const { return weights_; }
@@ -84,6 +99,7 @@ class TransformerLayers {
   void* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
   void* activated_ = nullptr;  // [max_rows, intermediate]
   float* logits_ = nullptr;
+  float* adjusted_ = nullptr;
 };
 
 }  // namespace augur::engine

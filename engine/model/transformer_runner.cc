@@ -29,6 +29,8 @@ absl::StatusOr<std::unique_ptr<TransformerRunner>> TransformerRunner::Create(
   AUGUR_ASSIGN_OR_RETURN(
       runner->layer_worker_,
       LayerWorker::Create(backend, runner->AttentionOptions(), kv->store(), kv->stats(), clock));
+  AUGUR_ASSIGN_OR_RETURN(runner->rules_state_,
+                         LogitState::Create(backend, options.max_segments, config.vocab_size));
   return runner;
 }
 
@@ -65,6 +67,7 @@ TransformerRunner::TransformerRunner(kernels::Backend* backend, const ModelConfi
     : backend_(backend), config_(config), options_(options) {
   sampled_rows_.reserve(options.max_segments);
   sampling_.reserve(options.max_segments);
+  rules_.reserve(options.max_segments);
   sampled_.reserve(options.max_segments);
 }
 
@@ -99,16 +102,26 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
 void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) {
   sampled_rows_.clear();
   sampling_.clear();
+  rules_.clear();
+  bool has_rules = false;
   for (const StepSegment& segment : inputs.segments) {
     if (!segment.wants_token) continue;
     sampled_rows_.push_back(segment.rows.first_row + segment.rows.num_rows - 1);
     sampling_.push_back(segment.sampling);
+    rules_.push_back(rules_state_->Prepare(segment));
+    has_rules |= segment.rules != nullptr;
   }
   outputs->tokens.assign(inputs.segments.size(), 0);
   const int rows = static_cast<int>(sampled_rows_.size());
   if (rows > 0) {
     sampled_.resize(rows);
-    layers_->SampleHead(backend_, sampled_rows_.data(), sampling_.data(), rows, sampled_.data());
+    layers_->RunHead(backend_, sampled_rows_.data(), rows);
+    if (has_rules) {
+      layers_->SampleByRules(backend_, {rules_.data(), rules_state_.get()}, sampled_rows_.data(),
+                             inputs.token_ids.data(), sampling_.data(), rows, sampled_.data());
+    } else {
+      layers_->Sample(backend_, sampling_.data(), rows, sampled_.data());
+    }
   }
   backend_->Synchronize();
   int next = 0;
@@ -119,6 +132,10 @@ void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) 
 
 std::span<const float> TransformerRunner::logits() const {
   return {layers_->logits(), sampled_rows_.size() * config_.vocab_size};
+}
+
+std::span<const float> TransformerRunner::adjusted() const {
+  return {layers_->adjusted(), sampled_rows_.size() * config_.vocab_size};
 }
 
 }  // namespace augur::engine

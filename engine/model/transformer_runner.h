@@ -46,10 +46,13 @@ class TransformerRunner final : public ModelRunner {
   ~TransformerRunner() override;
 
   void Run(const StepInputs& inputs, StepOutputs* outputs) override;
+  void Leave(memory::SequenceKv* kv, bool /*keep*/) override { rules_state_->Remove(kv->id); }
 
   // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
   // Valid until the next Run. For tests and prompt scoring.
   std::span<const float> logits() const;
+  // Likewise, as rules have changed them; only after a step in which a segment had some.
+  std::span<const float> adjusted() const;
   const LayerWorker& layer_worker() const { return *layer_worker_; }
   // For calibration: see AttentionObserver.
   void set_observer(AttentionObserver* observer) { layer_worker_->set_observer(observer); }
@@ -66,8 +69,10 @@ class TransformerRunner final : public ModelRunner {
 
   std::unique_ptr<TransformerLayers> layers_;
   std::unique_ptr<LayerWorker> layer_worker_;
+  std::unique_ptr<LogitState> rules_state_;
   std::vector<int32_t> sampled_rows_;  // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
+  std::vector<kernels::LogitRule> rules_;  // of sampled rows
   std::vector<int32_t> sampled_;
 };
 

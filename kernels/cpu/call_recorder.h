@@ -73,8 +73,17 @@ class CallRecorder final : public Backend {
     Keep(&Backend::SampleQueries, params);
   }
   void GatedSilu(const GatedSiluParams& params) override { Keep(&Backend::GatedSilu, params); }
+  void CountTokens(const CountTokensParams& params) override {
+    Keep(&Backend::CountTokens, params);
+  }
+  void AdjustLogits(const AdjustLogitsParams& params) override {
+    Keep(&Backend::AdjustLogits, params);
+  }
   void SampleTokens(const SampleTokensParams& params) override {
     Keep(&Backend::SampleTokens, params);
+  }
+  void TopLogprobs(const TopLogprobsParams& params) override {
+    Keep(&Backend::TopLogprobs, params);
   }
   void MapPages(const MapPagesParams& params) override { Keep(&Backend::MapPages, params); }
   void DriveChoice(const DriveChoiceParams& params) override {

@@ -60,7 +60,10 @@ class CpuBackend final : public Backend {
   void SumValues(const SumValuesParams& params) override;
   void SampleQueries(const SampleQueriesParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
+  void CountTokens(const CountTokensParams& params) override;
+  void AdjustLogits(const AdjustLogitsParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
+  void TopLogprobs(const TopLogprobsParams& params) override;
   void MapPages(const MapPagesParams& params) override;
   void DriveChoice(const DriveChoiceParams& params) override;
   void PlaceBlocks(const PlaceBlocksParams& params) override;

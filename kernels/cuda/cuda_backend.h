@@ -53,7 +53,10 @@ class CudaBackend final : public Backend {
   void PagedAttention(const PagedAttentionParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SelectBlocks(const SelectBlocksParams& params) override;
+  void CountTokens(const CountTokensParams& params) override;
+  void AdjustLogits(const AdjustLogitsParams& params) override;
   void SampleTokens(const SampleTokensParams& params) override;
+  void TopLogprobs(const TopLogprobsParams& params) override;
   void MapPages(const MapPagesParams& params) override;
   void DriveChoice(const DriveChoiceParams& params) override;
   void PlaceBlocks(const PlaceBlocksParams& params) override;
@@ -109,7 +112,7 @@ class CudaBackend final : public Backend {
     cudaEvent_t end = nullptr;
   };
   std::vector<TimedLaunch> timed_launches_;
-  size_t num_timed_ = 0;  // that have been launched
+  size_t num_timed_ = 0;                                   // that have been launched
   std::map<void*, std::unique_ptr<PinnedMemory>> pinned_;  // large AllocateHosts
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight

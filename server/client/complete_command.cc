@@ -38,6 +38,9 @@ struct CompleteOptions {
   std::optional<float> top_p;
   std::optional<float> min_p;
   std::optional<uint64_t> seed;
+  std::optional<float> repetition_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> frequency_penalty;
 
   uint32_t max_tokens = 256;
   uint32_t min_tokens = 0;
@@ -108,6 +111,12 @@ void AddSamplingOptions(CLI::App* command, CompleteOptions* options) {
   group.Add("--top-k", &options->top_k, "K", "Draw from the K likeliest tokens; 0: off");
   group.Add("--top-p", &options->top_p, "P", "Draw from the likeliest tokens that have P together");
   group.Add("--min-p", &options->min_p, "P", "Leave out tokens below P times the likeliest");
+  group.Add("--repetition-penalty", &options->repetition_penalty, "R",
+            "Above 1: tokens of the prompt and the answer become less likely");
+  group.Add("--presence-penalty", &options->presence_penalty, "P",
+            "Above 0: tokens of the answer become less likely");
+  group.Add("--frequency-penalty", &options->frequency_penalty, "P",
+            "Above 0: likewise, more so the more often they came");
   // CLI11 would wrap a negative or too large number around.
   group.Add("--seed", &options->seed, "N", "Makes a sampled answer repeatable")
       ->check([](const std::string& text) {
@@ -153,6 +162,9 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   if (options.top_p) sampling->set_top_p(*options.top_p);
   if (options.min_p) sampling->set_min_p(*options.min_p);
   if (options.seed) sampling->set_seed(*options.seed);
+  if (options.repetition_penalty) sampling->set_repetition_penalty(*options.repetition_penalty);
+  if (options.presence_penalty) sampling->set_presence_penalty(*options.presence_penalty);
+  if (options.frequency_penalty) sampling->set_frequency_penalty(*options.frequency_penalty);
 
   v1::StoppingCriteria* stopping = request.mutable_stopping();
   stopping->set_max_tokens(options.max_tokens);

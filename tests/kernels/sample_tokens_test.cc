@@ -49,25 +49,8 @@ void CheckDistribution(const std::vector<float>& logits, SamplingRow rule) {
     ASSERT_GT(p[token], 0.0) << "token " << token << " should have been dropped";
     ++counts[token];
   }
-  double chi_square = 0.0;
-  int cells = 0;
-  double rest_expected = 0.0, rest_seen = 0.0;
-  for (int i = 0; i < vocab; ++i) {
-    if (p[i] * draws < 5.0) {  // too few for a cell of their own
-      rest_expected += p[i] * draws;
-      rest_seen += counts[i];
-      continue;
-    }
-    chi_square += (counts[i] - p[i] * draws) * (counts[i] - p[i] * draws) / (p[i] * draws);
-    ++cells;
-  }
-  if (rest_expected > 1.0) {
-    chi_square += (rest_seen - rest_expected) * (rest_seen - rest_expected) / rest_expected;
-    ++cells;
-  }
-  // Four standard deviations above the mean; seeds are fixed, so this either holds or does not.
-  const double freedom = std::max(1, cells - 1);
-  EXPECT_LT(chi_square, freedom + 4.0 * std::sqrt(2.0 * freedom) + 4.0)
+  const ChiSquare chi_square = CompareCounts(p, counts);
+  EXPECT_LT(chi_square.statistic, chi_square.limit)
       << "k " << rule.top_k << " p " << rule.top_p << " min " << rule.min_p;
 }
 

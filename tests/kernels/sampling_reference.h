@@ -40,4 +40,32 @@ inline std::vector<double> ExpectedProbabilities(const std::vector<float>& logit
   return p;
 }
 
+struct ChiSquare {
+  double statistic = 0.0;
+  // Four standard deviations above the mean; seeds are fixed, so it holds or it does not.
+  double limit = 0.0;
+};
+
+// How often each token was drawn against its probability.
+inline ChiSquare CompareCounts(const std::vector<double>& p, const std::vector<int>& counts) {
+  const double draws = std::accumulate(counts.begin(), counts.end(), 0.0);
+  double statistic = 0.0, rest_expected = 0.0, rest_seen = 0.0;
+  int cells = 0;
+  const auto add_cell = [&](double expected, double seen) {
+    statistic += (seen - expected) * (seen - expected) / expected;
+    ++cells;
+  };
+  for (size_t i = 0; i < p.size(); ++i) {
+    if (p[i] * draws >= 5.0) {
+      add_cell(p[i] * draws, counts[i]);
+    } else {  // too few for a cell of their own
+      rest_expected += p[i] * draws;
+      rest_seen += counts[i];
+    }
+  }
+  if (rest_expected > 1.0) add_cell(rest_expected, rest_seen);
+  const double freedom = std::max(1, cells - 1);
+  return {statistic, freedom + 4.0 * std::sqrt(2.0 * freedom) + 4.0};
+}
+
 }  // namespace augur::kernels

@@ -81,24 +81,8 @@ void CheckChiSquare(Backend& backend, const std::vector<float>& logits, const Sa
     ASSERT_GE(token, 0);
     ++counts[token];
   }
-  double chi_square = 0.0, rest_expected = 0.0, rest_seen = 0.0;
-  int cells = 0;
-  const auto add_cell = [&](double expected, double seen) {
-    chi_square += (seen - expected) * (seen - expected) / expected;
-    ++cells;
-  };
-  for (size_t i = 0; i < p.size(); ++i) {
-    if (p[i] * draws >= 5.0) {
-      add_cell(p[i] * draws, counts[i]);
-    } else {  // too few for a cell of their own
-      rest_expected += p[i] * draws;
-      rest_seen += counts[i];
-    }
-  }
-  if (rest_expected > 1.0) add_cell(rest_expected, rest_seen);
-  // Four standard deviations above the mean; seeds are fixed, so this either holds or does not.
-  const double freedom = std::max(1, cells - 1);
-  EXPECT_LT(chi_square, freedom + 4.0 * std::sqrt(2.0 * freedom) + 4.0);
+  const ChiSquare chi_square = CompareCounts(p, counts);
+  EXPECT_LT(chi_square.statistic, chi_square.limit);
 }
 
 std::string Describe(const SamplingRow& rule) {

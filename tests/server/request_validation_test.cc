@@ -121,19 +121,23 @@ TEST(RequestValidationTest, Sampling) {
       {"sampling { n: 65 }", kInvalid, "sampling.n"},
       {"sampling { n: 2 }", kNotServed, "sampling.n"},
       {"sampling { repetition_penalty: 1 presence_penalty: 0 frequency_penalty: 0 }", kOk, ""},
-      {"sampling { repetition_penalty: 1.1 }", kNotServed, "sampling.repetition_penalty"},
+      {"sampling { repetition_penalty: 10 }", kOk, ""},
+      {"sampling { repetition_penalty: 10.5 }", kInvalid, "sampling.repetition_penalty"},
       {"sampling { repetition_penalty: 0 }", kInvalid,
        "sampling.repetition_penalty: expected a number in (0, 10]"},
       {"sampling { repetition_penalty: nan }", kInvalid, "sampling.repetition_penalty"},
-      {"sampling { presence_penalty: 1 }", kNotServed, "sampling.presence_penalty"},
+      {"sampling { presence_penalty: -2 }", kOk, ""},
       {"sampling { presence_penalty: 2.5 }", kInvalid, "sampling.presence_penalty"},
-      {"sampling { frequency_penalty: -1 }", kNotServed, "sampling.frequency_penalty"},
+      {"sampling { frequency_penalty: 2 }", kOk, ""},
+      {"sampling { frequency_penalty: 2.5 }", kInvalid, "sampling.frequency_penalty"},
       {"sampling { frequency_penalty: -inf }", kInvalid, "sampling.frequency_penalty"},
-      {"sampling { logit_bias { key: 1 value: 1 } }", kNotServed, "sampling.logit_bias"},
+      {"sampling { logit_bias { key: 1 value: -100 } }", kOk, ""},
       {"sampling { logit_bias { key: 100 value: 1 } }", kInvalid, "sampling.logit_bias"},
       {"sampling { logit_bias { key: 1 value: 101 } }", kInvalid, "sampling.logit_bias"},
       {"sampling { logit_bias { key: 1 value: nan } }", kInvalid, "sampling.logit_bias"},
-      {"sampling { allowed_token_ids: 1 }", kNotServed, "sampling.allowed_token_ids"},
+      {"sampling { allowed_token_ids: [1, 99] }", kOk, ""},
+      {"sampling { " + Repeat("allowed_token_ids: 1 ", 101) + "}", kInvalid,
+       "sampling.allowed_token_ids: expected at most 100 ids (the vocabulary), found 101"},
       {"sampling { allowed_token_ids: [1, 100] }", kInvalid, "sampling.allowed_token_ids[1]"},
   });
 }
@@ -162,6 +166,23 @@ TEST(RequestValidationTest, Stopping) {
       {"stopping { ignore_eos: true }", kOk, ""},
       {"stopping { include_stop: true }", kNotServed, "stopping.include_stop"},
   });
+}
+
+// What min_tokens holds back must leave something to draw.
+TEST(RequestValidationTest, MinTokensLeaveSomethingToDraw) {
+  Deployment deployment = TestDeployment();
+  deployment.eos_token_ids = {2};
+  std::string all;
+  for (int id = 0; id < 100; ++id) all += "stop_token_ids: " + std::to_string(id) + " ";
+  Check({{"sampling { allowed_token_ids: 2 } stopping { min_tokens: 1 }", kInvalid,
+          "stopping.min_tokens: expected 0 where every allowed id ends the sequence, found 1"},
+         {"sampling { allowed_token_ids: 2 }", kOk, ""},
+         {"sampling { allowed_token_ids: 2 } stopping { min_tokens: 1 ignore_eos: true }", kOk, ""},
+         {"sampling { allowed_token_ids: [2, 3] } stopping { min_tokens: 1 }", kOk, ""},
+         {"sampling { allowed_token_ids: [2, 3] } stopping { min_tokens: 1 stop_token_ids: 3 }",
+          kInvalid, "stopping.min_tokens"},
+         {"stopping { min_tokens: 1 " + all + "}", kInvalid, "stopping.min_tokens"}},
+        deployment, "text: 'a' ");
 }
 
 TEST(RequestValidationTest, OutputAndAttention) {
@@ -274,7 +295,9 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
   result = Validate(
       Parse("text: 'a' request_id: 'r' cache_salt: 's' bypass_prefix_cache: true "
             "add_special_tokens: false parse_special: false "
-            "sampling { temperature: 0.5 top_k: 3 top_p: 0.25 min_p: 0.125 seed: 7 } "
+            "sampling { temperature: 0.5 top_k: 3 top_p: 0.25 min_p: 0.125 seed: 7 "
+            "repetition_penalty: 1.5 presence_penalty: -0.5 frequency_penalty: 0.25 "
+            "logit_bias { key: 8 value: -3 } allowed_token_ids: [8, 9] } "
             "stopping { max_tokens: 9 min_tokens: 2 stop: 'x' stop_token_ids: 4 ignore_eos: true } "
             "output { token_ids: true progress: true skip_special_tokens: false }"),
       TestDeployment());
@@ -289,6 +312,12 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
   EXPECT_EQ(result->sampling.min_p, 0.125f);
   EXPECT_TRUE(result->has_seed);
   EXPECT_EQ(result->sampling.seed, 7u);
+  EXPECT_EQ(result->sampling.repetition_penalty, 1.5f);
+  EXPECT_EQ(result->sampling.presence_penalty, -0.5f);
+  EXPECT_EQ(result->sampling.frequency_penalty, 0.25f);
+  EXPECT_EQ(result->sampling.logit_bias,
+            (std::vector<std::pair<engine::TokenId, float>>{{8, -3.0f}}));
+  EXPECT_EQ(result->sampling.allowed_token_ids, (std::vector<engine::TokenId>{8, 9}));
   EXPECT_EQ(result->stopping.max_tokens, 9u);
   EXPECT_EQ(result->stopping.min_tokens, 2u);
   EXPECT_EQ(result->stopping.stop, std::vector<std::string>{"x"});

@@ -234,7 +234,14 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     segment.attention = &sequence.attention;
     segment.prompt_tokens = sequence.prompt_tokens;
     segment.wants_token = true;
-    segment.sampling.temperature = 0;
+    segment.tokens = std::span(sequence.tokens).first(sequence.computed + part.rows);
+    const int generated = sequence.computed + part.rows - sequence.prompt_tokens;
+    // Tokens drawn within the sequence, for their logits alone, are drawn as they are.
+    const bool is_last = segment.tokens.size() == sequence.tokens.size();
+    if (is_last && sequence.rules != nullptr && sequence.rules->ApplyAt(generated)) {
+      segment.rules = sequence.rules;
+    }
+    segment.sampling.temperature = sequence.temperature;
     segment.sampling.seed = sequence.seed;
     segment.sampling.position = static_cast<uint32_t>(sequence.computed + part.rows);
     segments.push_back(segment);
@@ -244,13 +251,21 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
   }
   runner()->Run({.token_ids = ids, .segments = segments}, &outputs_);
   if (options_.run_ahead) return {};
-  const std::vector<float> all = CopyLogits();
-  std::vector<std::vector<float>> logits;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const auto row = all.begin() + i * config_.vocab_size;
-    logits.emplace_back(row, row + config_.vocab_size);
+  return InRows(CopyLogits());
+}
+
+std::vector<std::vector<float>> ModelDriver::Adjusted() {
+  if (device_runner_ != nullptr) return InRows(device_runner_->CopyAdjusted());
+  const std::span<const float> adjusted = host_runner_->adjusted();
+  return InRows({adjusted.begin(), adjusted.end()});
+}
+
+std::vector<std::vector<float>> ModelDriver::InRows(const std::vector<float>& all) const {
+  std::vector<std::vector<float>> rows;
+  for (auto row = all.begin(); row != all.end(); row += config_.vocab_size) {
+    rows.emplace_back(row, row + config_.vocab_size);
   }
-  return logits;
+  return rows;
 }
 
 std::vector<float> ModelDriver::Prefill(Sequence* sequence, int chunk) {

@@ -62,6 +62,8 @@ class ModelDriver {
     int computed = 0;
     engine::AttentionChoice attention;
     uint64_t seed = 0;
+    float temperature = 0.0f;
+    const engine::LogitRules* rules = nullptr;
   };
 
   // `room`: tokens that may be appended. hits: blocks taken from the cache under PublishAll's keys.
@@ -93,6 +95,9 @@ class ModelDriver {
                                            memory::Residency residency = memory::Residency::kDevice,
                                            std::vector<int32_t>* greedy = nullptr);
 
+  // The last Step's logits as rules have changed them, likewise; it must have had some.
+  std::vector<std::vector<float>> Adjusted();
+
   const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
   // What Decode goes on from, after other sequences have stepped.
   void RestoreSampled(const std::vector<int32_t>& sampled) { outputs_.tokens = sampled; }
@@ -106,6 +111,7 @@ class ModelDriver {
  private:
   void MakeRunner(engine::TransformerWeights weights, bool has_forecast);
   std::vector<float> CopyLogits();
+  std::vector<std::vector<float>> InRows(const std::vector<float>& all) const;
   int max_context() const;
   engine::ModelRunner* runner();
 
