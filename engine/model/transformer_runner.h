@@ -54,7 +54,8 @@ class TransformerRunner final : public ModelRunner {
   // Likewise, as rules have changed them; only after a step in which a segment had some.
   std::span<const float> adjusted() const;
   const LayerWorker& layer_worker() const { return *layer_worker_; }
-  // For calibration: see AttentionObserver.
+  const TransformerLayers& layers() const { return *layers_; }
+  // For calibration and training: see AttentionObserver.
   void set_observer(AttentionObserver* observer) { layer_worker_->set_observer(observer); }
 
  private:

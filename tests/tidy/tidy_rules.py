@@ -16,6 +16,7 @@ ALLOWED = {
     ("exceptions", "server/server_config.cc"): "yaml-cpp reports by exception",
     ("exceptions", "server/client/augur_main.cc"): "CLI11 reports by exception",
     ("exceptions", "server/augurd_main.cc"): "CLI11 reports by exception",
+    ("exceptions", "engine/training/train_forecast_main.cc"): "CLI11 reports by exception",
     ("exceptions", "server/metrics_exporter.cc"): "civetweb reports by exception that it cannot listen",
     ("fixed-sleeps", "tests/server/eventually.h"): "the one place that polls, with a limit",
     ("fixed-sleeps", "tests/kernels/thread_pool_test.cc"): "delays that make interleavings, awaited by nothing",

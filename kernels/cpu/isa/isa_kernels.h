@@ -129,6 +129,7 @@ struct SelectSpan {
   int heads = 0;
   int key_dim = 0;
   int first_position = 0;  // of token 0
+  const int32_t* positions = nullptr;  // [tokens], ascending; null: one after the other
   int first_block = 0;
   int end_block = 0;
   bool is_softmax = false;

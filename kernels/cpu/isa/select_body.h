@@ -26,7 +26,8 @@ struct Places {
 };
 
 AUGUR_INLINE Places VisiblePlaces(const SelectSpan& span, int token) {
-  const int position = span.first_position + token;
+  const int position =
+      span.positions == nullptr ? span.first_position + token : span.positions[token];
   if (span.keys_per_block == kBlockWindows) return {1, CompleteWindows(position) + 1};
   return {0, position};
 }

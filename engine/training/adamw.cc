@@ -1,0 +1,52 @@
+#include "engine/training/adamw.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace augur::engine {
+namespace {
+
+double NormOf(const ForecastMatrices& matrices) {
+  double squares = 0;
+  for (const auto& layer : matrices.layers) {
+    for (const float value : layer) squares += double{value} * value;
+  }
+  return std::sqrt(squares);
+}
+
+double RateAt(const AdamWOptions& options, int64_t step) {
+  if (step >= options.warmup_steps) return options.learning_rate;
+  return options.learning_rate * static_cast<double>(step) /
+         static_cast<double>(options.warmup_steps);
+}
+
+}  // namespace
+
+double StepAdamW(const AdamWOptions& options, const ForecastMatrices& gradients, AdamWState* state,
+                 ForecastMatrices* weights) {
+  const double norm = NormOf(gradients);
+  const bool clips = options.clip_norm > 0 && norm > options.clip_norm;
+  const auto factor = static_cast<float>(clips ? options.clip_norm / norm : 1.0);
+  const auto step = static_cast<double>(++state->steps);
+  const double rate = RateAt(options, state->steps);
+  const auto decay = static_cast<float>(1 - rate * options.weight_decay);
+  const double first_bias = 1 - std::pow(double{options.beta1}, step);
+  const double second_bias = 1 - std::pow(double{options.beta2}, step);
+  const auto pace = static_cast<float>(rate / first_bias);
+  const auto spread = static_cast<float>(1 / std::sqrt(second_bias));
+  for (size_t layer = 0; layer < weights->layers.size(); ++layer) {
+    float* const w = weights->layers[layer].data();
+    float* const m = state->first.layers[layer].data();
+    float* const v = state->second.layers[layer].data();
+    const float* const g = gradients.layers[layer].data();
+    for (size_t i = 0; i < weights->layers[layer].size(); ++i) {
+      const float gradient = g[i] * factor;
+      m[i] += (1 - options.beta1) * (gradient - m[i]);
+      v[i] += (1 - options.beta2) * (gradient * gradient - v[i]);
+      w[i] = w[i] * decay - pace * m[i] / (std::sqrt(v[i]) * spread + options.epsilon);
+    }
+  }
+  return norm;
+}
+
+}  // namespace augur::engine

@@ -1,0 +1,233 @@
+#include "engine/training/forecast_pass.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+
+#include "engine/training/forecast_loss.h"
+#include "engine/training/training_draw.h"
+#include "kernels/check.h"
+#include "kernels/kv_page.h"
+#include "kernels/ops/compress_keys.h"
+
+namespace augur::engine {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using MatrixView = Eigen::Map<const Matrix>;
+using Vector = Eigen::VectorXf;
+
+// (a, b) of each pair by +angle, or back by `direction` -1: the transpose of the rotation.
+void Rotate(float* head, int head_dim, const float* cos, const float* sin, float direction) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half], s = direction * sin[i];
+    head[i] = a * cos[i] - b * s;
+    head[i + half] = b * cos[i] + a * s;
+  }
+}
+
+// keys: [count, dim].
+void MeanOf(const float* keys, int count, int dim, float* mean) {
+  for (int c = 0; c < dim; ++c) {
+    float sum = 0;
+    for (int t = 0; t < count; ++t) sum += keys[size_t(t) * dim + c];
+    mean[c] = sum / static_cast<float>(count);
+  }
+}
+
+// How many of `chosen` are among `wanted`; both ascending.
+double SharedPart(std::span<const int32_t> wanted, std::span<const int32_t> chosen) {
+  int shared = 0;
+  for (const int32_t block : wanted) {
+    shared += std::binary_search(chosen.begin(), chosen.end(), block) ? 1 : 0;
+  }
+  return static_cast<double>(shared) / static_cast<double>(wanted.size());
+}
+
+}  // namespace
+
+void LayerTally::Add(const LayerTally& other) {
+  loss += other.loss;
+  rows += other.rows;
+  recall += other.recall;
+  choices += other.choices;
+}
+
+ForecastPass::ForecastPass(const ModelConfig& config, const ForecastPassOptions& options,
+                           kernels::ThreadPool* pool)
+    : config_(config),
+      options_(options),
+      pool_(pool),
+      teacher_(pool),
+      keys_(config.num_layers),
+      scratch_(pool->num_threads()),
+      tallies_(config.num_layers) {
+  const int blocks = (options.max_tokens + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+  capacity_ = int64_t{blocks} * kernels::kBlockTokens;
+  window_stride_ = capacity_ / kernels::kWindowStride;
+  for (LayerKeys& keys : keys_) {
+    const size_t floats = size_t(config.num_kv_heads) * capacity_ * config.head_dim;
+    keys.tokens.resize(floats);
+    keys.fine.resize(floats);
+    keys.coarse.resize(floats / kernels::kWindowStride);
+  }
+}
+
+void ForecastPass::BeginSequence(int num_tokens, uint64_t seed, const ForecastMatrices* heads,
+                                 ForecastMatrices* gradients) {
+  AUGUR_CHECK(num_tokens <= options_.max_tokens);
+  heads_ = heads;
+  gradients_ = gradients;
+  compared_.clear();
+  const int stride = options_.row_stride;
+  for (int first = 0; first < num_tokens; first += stride) {
+    const int draw = static_cast<int>(
+        TrainingDraw(TrainingPurpose::kComparedRow, seed, static_cast<uint32_t>(first), 0) %
+        static_cast<uint32_t>(stride));
+    const int position = first + draw;
+    if (position >= num_tokens) continue;
+    if (FreeBlocksAt(position, options_.budget).candidates() > 0) compared_.push_back(position);
+  }
+  std::fill(tallies_.begin(), tallies_.end(), LayerTally());
+}
+
+void ForecastPass::BeginChunk(int first_position, int num_rows) {
+  first_position_ = first_position;
+  const auto begin = std::lower_bound(compared_.begin(), compared_.end(), first_position);
+  const auto end = std::lower_bound(begin, compared_.end(), first_position + num_rows);
+  positions_.assign(begin, end);
+}
+
+void ForecastPass::Observe(int layer, int rows, const float* qkv, int row_stride,
+                           const float* input) {
+  AppendKeys(layer, rows, qkv, row_stride);
+  if (positions_.empty()) return;
+  // Layer 0's own head and the one that looks ahead from it read the same rows.
+  if (layer == 0) GatherInputs(input);
+  Compare(layer, qkv, row_stride);
+  if (layer > 0) GatherInputs(input);
+}
+
+void ForecastPass::AppendKeys(int layer, int rows, const float* qkv, int row_stride) {
+  LayerKeys& keys = keys_[layer];
+  const int dim = config_.head_dim;
+  for (int head = 0; head < config_.num_kv_heads; ++head) {
+    float* const tokens = keys.tokens.data() + head * capacity_ * dim;
+    float* const fine = keys.fine.data() + head * capacity_ * dim;
+    float* const coarse = keys.coarse.data() + head * window_stride_ * dim;
+    for (int row = 0; row < rows; ++row) {
+      const int position = first_position_ + row;
+      const float* k = qkv + size_t(row) * row_stride + config_.q_width() + size_t(head) * dim;
+      float* const token = tokens + size_t(position) * dim;
+      std::copy(k, k + dim, token);
+      if (position == 0) continue;
+      MeanOf(token - dim, 2, dim, fine + size_t(position - 1) * dim);
+      const int windows = kernels::CompleteWindows(position);
+      if (windows == kernels::CompleteWindows(position - 1)) continue;
+      MeanOf(token + dim - kernels::kWindowTokens * dim, kernels::kWindowTokens, dim,
+             coarse + size_t(windows) * dim);  // window j at j + 1
+    }
+  }
+}
+
+// Rows of `input` that are compared.
+void ForecastPass::GatherInputs(const float* input) {
+  const size_t hidden = config_.hidden_size;
+  inputs_.resize(positions_.size() * hidden);
+  for (size_t i = 0; i < positions_.size(); ++i) {
+    const float* row = input + size_t(positions_[i] - first_position_) * hidden;
+    std::copy(row, row + hidden, inputs_.begin() + i * hidden);
+  }
+}
+
+void ForecastPass::TeachRows(int layer, const float* qkv, int row_stride) {
+  const size_t width = config_.q_width();
+  queries_.resize(positions_.size() * width);
+  for (size_t i = 0; i < positions_.size(); ++i) {
+    const float* row = qkv + size_t(positions_[i] - first_position_) * row_stride;
+    std::copy(row, row + width, queries_.begin() + i * width);
+  }
+  windows_.resize(positions_.size() * config_.num_kv_heads * window_stride_);
+  const bool is_fine = options_.has_fine_teacher;
+  teacher_.Run({.q = queries_.data(),
+                .positions = positions_.data(),
+                .keys = (is_fine ? keys_[layer].fine : keys_[layer].coarse).data(),
+                .windows = windows_.data(),
+                .key_stride = (is_fine ? capacity_ : window_stride_) * config_.head_dim,
+                .window_stride = window_stride_,
+                .rows = static_cast<int>(positions_.size()),
+                .q_stride = static_cast<int>(width),
+                .num_kv_heads = config_.num_kv_heads,
+                .heads_per_group = config_.num_q_heads / config_.num_kv_heads,
+                .head_dim = config_.head_dim,
+                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                .is_fine = is_fine,
+                .alignment = options_.alignment});
+}
+
+void ForecastPass::Compare(int layer, const float* qkv, int row_stride) {
+  TeachRows(layer, qkv, row_stride);
+  const int rows = static_cast<int>(positions_.size());
+  const int width = config_.kv_width(), half = config_.head_dim / 2;
+  forecasts_.resize(size_t(rows) * width);
+  derivatives_.resize(forecasts_.size());
+  Eigen::Map<Matrix>(forecasts_.data(), rows, width).noalias() =
+      MatrixView(inputs_.data(), rows, config_.hidden_size) *
+      MatrixView(heads_->layers[layer].data(), width, config_.hidden_size).transpose();
+  row_tallies_.assign(size_t(rows) * config_.num_kv_heads, LayerTally());
+  pool_->ParallelFor(rows * config_.num_kv_heads, [&](int item, int thread) {
+    const int row = item / config_.num_kv_heads, kv_head = item % config_.num_kv_heads;
+    const size_t table = size_t(positions_[row]) * half;
+    const size_t head = size_t(item) * config_.head_dim;
+    Rotate(forecasts_.data() + head, config_.head_dim, options_.cos + table, options_.sin + table,
+           1);
+    CompareRow(layer, row, kv_head, &scratch_[thread]);
+    Rotate(derivatives_.data() + head, config_.head_dim, options_.cos + table, options_.sin + table,
+           -1);
+  });
+  for (const LayerTally& tally : row_tallies_) tallies_[layer].Add(tally);
+  if (gradients_ != nullptr) AddGradient(layer);
+}
+
+void ForecastPass::CompareRow(int layer, int row, int kv_head, RowScratch* scratch) {
+  const int dim = config_.head_dim, position = positions_[row];
+  const int count = kernels::CompleteWindows(position);
+  const size_t item = size_t(row) * config_.num_kv_heads + kv_head;
+  const MatrixView keys(keys_[layer].coarse.data() + (kv_head * window_stride_ + 1) * dim, count,
+                        dim);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  scratch->products.resize(count);
+  scratch->shares.resize(count);
+  scratch->gradient.resize(count);
+  Eigen::Map<Vector>(scratch->products.data(), count).noalias() =
+      keys * Eigen::Map<const Vector>(forecasts_.data() + item * dim, dim) * scale;
+  Softmax<float>(scratch->products, scratch->shares);
+
+  const std::span<const float> teacher(windows_.data() + item * window_stride_, count);
+  const FreeBlocks free = FreeBlocksAt(position, options_.budget);
+  ChooseFreeBlocks(teacher, free, &scratch->teacher_blocks);
+  WindowsOf(scratch->teacher_blocks, count, &scratch->windows);
+  LayerTally& tally = row_tallies_[item];
+  Eigen::Map<Vector> derivative(derivatives_.data() + item * dim, dim);
+  derivative.setZero();
+  if (scratch->windows.empty()) return;
+  tally.rows = 1;
+  tally.loss = PartitionedKl<float>(teacher, scratch->shares, scratch->windows, scratch->gradient);
+  derivative.noalias() =
+      keys.transpose() * Eigen::Map<const Vector>(scratch->gradient.data(), count) * scale;
+  if (!free.is_choice()) return;
+  ChooseFreeBlocks(scratch->products, free, &scratch->student_blocks);
+  tally.choices = 1;
+  tally.recall = SharedPart(scratch->teacher_blocks, scratch->student_blocks);
+}
+
+void ForecastPass::AddGradient(int layer) {
+  const int rows = static_cast<int>(positions_.size());
+  const int width = config_.kv_width(), hidden = config_.hidden_size;
+  Eigen::Map<Matrix>(gradients_->layers[layer].data(), width, hidden).noalias() +=
+      MatrixView(derivatives_.data(), rows, width).transpose() *
+      MatrixView(inputs_.data(), rows, hidden);
+}
+
+}  // namespace augur::engine

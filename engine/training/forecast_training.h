@@ -1,0 +1,108 @@
+// Trains Forecast heads for a frozen model (SparDA Sec. 4.2): reads sequences of a text with the
+// model, compares what each layer looks at with what its head foretells (forecast_pass.h), and lets
+// AdamW move the heads. On the CPU.
+//
+// Files: `out` is what augurd's key forecast_heads names; `out`.state is the run's state, from
+// which a later run goes on, bit for bit as if it had not stopped (same number of threads or not).
+// Both are written every save_every steps and at the end, whole or not at all.
+//
+// Thread: one, with a team of its own inside. Failure: one line (INVALID_ARGUMENT, NOT_FOUND) that
+// names file or flag with what was expected and found; what was saved before stays.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/attention/attention_policy.h"
+#include "engine/model/model_loader.h"
+#include "engine/training/adamw.h"
+#include "engine/training/forecast_pass.h"
+#include "engine/training/training_state.h"
+#include "engine/training/training_text.h"
+#include "kernels/cpu/thread_pool.h"
+#include "memory/base/clock.h"
+
+namespace augur::engine {
+
+struct ForecastTrainingOptions {
+  std::string model;              // folder
+  std::vector<std::string> data;  // files and folders
+  std::string out;
+  bool resume = false;  // from out.state
+  int length = 65536;   // tokens of a sequence
+  int64_t steps = 2000;
+  int batch = 32;    // sequences of a step
+  int held_out = 8;  // sequences at the end of the text that are only measured
+  int64_t measure_every = 100;
+  int64_t save_every = 100;
+  int row_stride = 1;
+  uint64_t seed = 1;
+  AttentionSettings budget;  // top_k_blocks, init_blocks, local_blocks
+  bool has_fine_teacher = true;
+  bool has_exact_alignment = false;
+  bool is_routed_sparse = false;  // the model itself attends to its own choice of blocks
+  kernels::DType kv_dtype = kernels::DType::kF32;  // of the keys that all of it sees
+  AdamWOptions optimizer;
+  int threads = 1;
+  const std::atomic<bool>* stop = nullptr;  // looked at between steps: saves and returns OK
+};
+
+struct TrainingReport {
+  int64_t step = 0;  // taken so far
+  int64_t steps = 0;
+  bool is_held_out = false;  // else of the step's own sequences
+  std::vector<LayerTally> layers = {};
+  double gradient_norm = 0;
+  double tokens_per_second = 0;
+
+  double mean_loss() const;  // over layers
+  double mean_recall() const;
+};
+
+using OnTrainingReport = std::function<void(const TrainingReport&)>;
+
+class ForecastTraining {
+ public:
+  static absl::StatusOr<std::unique_ptr<ForecastTraining>> Create(
+      const ForecastTrainingOptions& options);
+  // Steps until all are taken or `stop` is set.
+  absl::Status Run(const OnTrainingReport& report);
+
+  const TrainingState& state() const { return state_; }
+
+ private:
+  explicit ForecastTraining(const ForecastTrainingOptions& options);
+  absl::Status Load();
+  absl::Status ReadData();
+  absl::Status BeginState();
+  std::map<std::string, std::string> Settings() const;
+  void Step(const OnTrainingReport& report);
+  void Measure(const OnTrainingReport& report);
+  void RunSequence(std::span<const TokenId> tokens, uint64_t seed, ForecastMatrices* gradients,
+                   std::vector<LayerTally>* tallies);
+  absl::Status Save();
+
+  const ForecastTrainingOptions options_;
+  kernels::ThreadPool pool_;
+  memory::SteadyClock clock_;
+  std::unique_ptr<kernels::Backend> backend_;
+  ModelConfig config_;
+  kernels::SelectionBudget budget_;
+  std::optional<LoadedModel> model_;
+  std::optional<TrainingText> text_;
+  std::optional<SequenceOrder> order_;
+  std::unique_ptr<ForecastPass> pass_;
+  ForecastMatrices gradients_;
+  TrainingState state_;
+};
+
+}  // namespace augur::engine

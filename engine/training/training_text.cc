@@ -1,0 +1,124 @@
+#include "engine/training/training_text.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/model/observed_prompt.h"
+#include "engine/training/training_draw.h"
+#include "memory/base/status_macros.h"
+
+namespace augur::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsText(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  return extension == ".txt" || extension == ".md" || extension == ".jsonl";
+}
+
+absl::Status AddFolder(const std::string& folder, std::vector<std::string>* files) {
+  std::error_code error;
+  std::vector<std::string> found;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    std::error_code of_entry;
+    if (at->is_regular_file(of_entry) && IsText(at->path())) found.push_back(at->path().string());
+  }
+  if (error) return absl::NotFoundError(absl::StrCat(folder, ": ", error.message()));
+  if (found.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": expected *.txt, *.md or *.jsonl files, found none"));
+  }
+  std::sort(found.begin(), found.end());
+  files->insert(files->end(), found.begin(), found.end());
+  return absl::OkStatus();
+}
+
+// The documents of a file of lines, each an object with the text under "text".
+absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path,
+                                                   const std::string& text) {
+  std::vector<std::string> documents;
+  int line_number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto member = json.is_object() ? json.find("text") : json.end();
+    if (!json.is_object() || member == json.end() || !member->is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": line ", line_number, ": expected an object with a string under \"text\""));
+    }
+    documents.push_back(member->get<std::string>());
+  }
+  return documents;
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& paths,
+                                                const Tokenizer& tokenizer, TokenId separator,
+                                                int length) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    if (fs::is_directory(path, error)) {
+      AUGUR_RETURN_IF_ERROR(AddFolder(path, &files));
+    } else {
+      files.push_back(path);
+    }
+  }
+  std::vector<TokenId> tokens;
+  for (const std::string& file : files) {
+    AUGUR_ASSIGN_OR_RETURN(std::string text, ReadUtf8File(file));
+    std::vector<std::string> documents;
+    if (fs::path(file).extension() == ".jsonl") {
+      AUGUR_ASSIGN_OR_RETURN(documents, ReadLines(file, text));
+    } else {
+      documents.push_back(std::move(text));
+    }
+    for (const std::string& document : documents) {
+      const std::vector<TokenId> ids = tokenizer.Encode(document, {});
+      tokens.insert(tokens.end(), ids.begin(), ids.end());
+      if (separator >= 0) tokens.push_back(separator);
+    }
+  }
+  if (static_cast<int64_t>(tokens.size()) < length) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text is too short: expected at least ", length,
+                     " tokens (one sequence of --length), found ", tokens.size()));
+  }
+  return TrainingText(std::move(tokens), length);
+}
+
+uint64_t TrainingText::Fingerprint() const {
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a: names a text, protects nothing
+  for (const TokenId token : tokens_) {
+    hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
+  }
+  return hash ^ static_cast<uint64_t>(length_);
+}
+
+int SequenceOrder::At(int64_t at) {
+  const int64_t round = at / count_;
+  if (round != round_) {
+    round_ = round;
+    order_.resize(count_);
+    std::iota(order_.begin(), order_.end(), 0);
+    for (int i = count_ - 1; i > 0; --i) {  // Fisher and Yates
+      const uint32_t draw = TrainingDraw(TrainingPurpose::kSequenceOrder, seed_,
+                                         static_cast<uint32_t>(round), static_cast<uint32_t>(i));
+      std::swap(order_[i], order_[draw % static_cast<uint32_t>(i + 1)]);
+    }
+  }
+  return order_[at % count_];
+}
+
+}  // namespace augur::engine

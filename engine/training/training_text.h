@@ -1,0 +1,59 @@
+// Text for training: files and folders to sequences of one length.
+//
+// *.jsonl is one document a line, its key "text"; any other file is one document. A folder stands
+// for the *.txt, *.md and *.jsonl files below it, in the order of their paths. Documents follow
+// each other with the model's end-of-sequence id between them, cut into sequences of `length`
+// tokens; what is left at the end is not used.
+//
+// Thread: any. Ownership: holds 4 bytes a token. Failure: one line that names the file and what was
+// expected; a text too short names what is there and what is asked for.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace augur::engine {
+
+class TrainingText {
+ public:
+  // separator: between documents; negative: none.
+  static absl::StatusOr<TrainingText> Read(const std::vector<std::string>& paths,
+                                           const Tokenizer& tokenizer, TokenId separator,
+                                           int length);
+
+  int num_sequences() const { return static_cast<int>(tokens_.size() / length_); }
+  std::span<const TokenId> sequence(int index) const {
+    return std::span(tokens_).subspan(size_t(index) * length_, length_);
+  }
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
+  // Names the tokens, so that a resumed run is known to see the same ones.
+  uint64_t Fingerprint() const;
+
+ private:
+  TrainingText(std::vector<TokenId> tokens, int length)
+      : tokens_(std::move(tokens)), length_(length) {}
+
+  std::vector<TokenId> tokens_;
+  int length_ = 0;
+};
+
+// The sequence of [0, count) that comes as number `at` of a run: each once in every round of
+// `count`, in an order of its own each round.
+class SequenceOrder {
+ public:
+  SequenceOrder(int count, uint64_t seed) : count_(count), seed_(seed) {}
+  int At(int64_t at);
+
+ private:
+  const int count_;
+  const uint64_t seed_;
+  int64_t round_ = -1;
+  std::vector<int> order_;
+};
+
+}  // namespace augur::engine

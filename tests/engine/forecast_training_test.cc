@@ -1,0 +1,517 @@
+// Training of Forecast heads: the loss and its gradient in double, the pass over a model against
+// a slow one, and runs: they learn, resume bit for bit, and refuse what cannot be trained on.
+#include "engine/training/forecast_training.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "engine/model/observed_prompt.h"
+#include "engine/model/transformer_runner.h"
+#include "engine/training/forecast_loss.h"
+#include "kernels/ops/compress_keys.h"
+#include "tests/kernels/kernel_test_data.h"
+
+namespace augur::engine {
+namespace {
+
+using kernels::kSanitized;
+
+std::string DemoModel() { return AUGUR_SOURCE_DIR "/deploy/models/demo-9m"; }
+std::string Handbook() { return AUGUR_SOURCE_DIR "/deploy/handbook.txt"; }
+
+std::vector<double> RandomShares(int count, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal(0.0, 2.0);
+  std::vector<double> products(count), shares(count);
+  for (double& product : products) product = normal(generator);
+  Softmax<double>(products, shares);
+  return shares;
+}
+
+// The rest-bucket example of the paper's reading notes: (0.40, 0.30 | 0.30) against
+// (0.35, 0.25 | 0.40).
+TEST(ForecastLossTest, TheRestIsOneBucket) {
+  const std::vector<double> teacher = {0.40, 0.30, 0.20, 0.10};
+  const std::vector<double> student = {0.35, 0.25, 0.15, 0.25};
+  const std::vector<int32_t> kept = {0, 1};
+  std::vector<double> gradient(4);
+  const double expected =
+      0.40 * std::log(0.40 / 0.35) + 0.30 * std::log(0.30 / 0.25) + 0.30 * std::log(0.30 / 0.40);
+  EXPECT_NEAR(PartitionedKl<double>(teacher, student, kept, gradient), expected, 1e-15);
+  const std::vector<double> other_rest = {0.35, 0.25, 0.05, 0.35};  // the same partition
+  EXPECT_NEAR(PartitionedKl<double>(teacher, other_rest, kept, gradient), expected, 1e-15);
+}
+
+TEST(ForecastLossTest, SharesBelowTheFloorAreRaised) {
+  const std::vector<double> teacher = {1.0, 0.0, 0.0};
+  const std::vector<double> student = {0.5, 0.5, 0.0};
+  const std::vector<int32_t> kept = {0, 2};  // rest: 0 against 0.5
+  std::vector<double> gradient(3);
+  const double t = 1 / (1 + 2e-8), floor = 1e-8, p = 1 / (1 + 1e-8);
+  const double expected = t * std::log(t / (0.5 * p)) +
+                          floor * t * std::log(floor * t / (0.5 * p)) + floor * t * std::log(t / p);
+  EXPECT_NEAR(PartitionedKl<double>(teacher, student, kept, gradient), expected, 1e-15);
+  EXPECT_EQ(gradient[2], 0.0);
+}
+
+// Through clamp, division by the sum, rest bucket and softmax, away from the clamp.
+TEST(ForecastLossTest, GradientAgreesWithCentralDifferences) {
+  for (const int count : {2, 5, 40}) {
+    const std::vector<double> teacher = RandomShares(count, count);
+    std::mt19937 generator(count + 1);
+    std::normal_distribution<double> normal(0.0, 1.5);
+    std::vector<double> products(count), shares(count), gradient(count), unused(count);
+    for (double& product : products) product = normal(generator);
+    std::vector<int32_t> kept;
+    for (int j = 0; j < count; j += 3) kept.push_back(j);
+    const auto loss = [&](std::vector<double>* out) {
+      Softmax<double>(products, shares);
+      return PartitionedKl<double>(teacher, shares, kept, *out);
+    };
+    loss(&gradient);
+    double largest = 0;
+    for (const double value : gradient) largest = std::max(largest, std::abs(value));
+    constexpr double kStep = 1e-5;
+    for (int j = 0; j < count; ++j) {
+      const double product = products[j];
+      products[j] = product + kStep;
+      const double above = loss(&unused);
+      products[j] = product - kStep;
+      const double below = loss(&unused);
+      products[j] = product;
+      EXPECT_NEAR(gradient[j], (above - below) / (2 * kStep), 1e-6 * largest) << j;
+    }
+  }
+}
+
+// What is chosen is what the daemon chooses: SelectBlocks on the same compressed keys.
+TEST(ForecastLossTest, ChoosesWhatTheDaemonChooses) {
+  constexpr int kDim = 32, kTokens = 64 * 20;
+  const kernels::SelectionBudget budget{.top_k = 6, .init = 1, .local = 2};
+  const auto backend = kernels::MakeCpuBackend({.num_threads = 1});
+  const std::vector<float> keys = kernels::RandomFloats(128 * kDim, 5);
+  const std::vector<float> q = kernels::RandomFloats(size_t(kTokens) * kDim, 6);
+  const std::byte* const page = reinterpret_cast<const std::byte*>(keys.data());
+  std::vector<int32_t> blocks(size_t(kTokens) * budget.top_k), counts(kTokens);
+  const kernels::SelectSegment segment{
+      .rows = {0, kTokens, 0}, .budget = budget, .key_pages = &page, .key_page_stride = 1};
+  backend->SelectBlocks({.q = q.data(),
+                         .segments = &segment,
+                         .num_segments = 1,
+                         .q_stride = kDim,
+                         .num_kv_heads = 1,
+                         .heads_per_group = 1,
+                         .key_dim = kDim,
+                         .keys_per_block = kernels::kBlockWindows,
+                         .rule = kernels::ScoreRule::kProduct,
+                         .blocks = blocks.data(),
+                         .counts = counts.data(),
+                         .selection_stride = budget.top_k,
+                         .rows = kTokens});
+  for (int position = 0; position < kTokens; ++position) {
+    const int windows = kernels::CompleteWindows(position);
+    std::vector<float> scores(windows);
+    for (int j = 0; j < windows; ++j) {
+      float product = 0;
+      for (int c = 0; c < kDim; ++c) {
+        product = std::fma(q[size_t(position) * kDim + c], keys[size_t(j + 1) * kDim + c], product);
+      }
+      scores[j] = product;
+    }
+    const FreeBlocks free = FreeBlocksAt(position, budget);
+    std::vector<int32_t> chosen;
+    ChooseFreeBlocks(scores, free, &chosen);
+    std::vector<int32_t> expected;
+    for (int i = 0; i < counts[position]; ++i) {
+      const int32_t block = blocks[size_t(position) * budget.top_k + i];
+      if (block >= free.begin && block < free.end) expected.push_back(block);
+    }
+    ASSERT_EQ(chosen, expected) << "at " << position;
+  }
+}
+
+// Everything that the pass hands to the loss, kept for a slow one.
+class Recorder final : public AttentionObserver {
+ public:
+  void Observe(int, int rows, const float* qkv, int row_stride, const float* input) override {
+    qkv_.emplace_back(qkv, qkv + size_t(rows) * row_stride);
+    inputs_.emplace_back(input, input + size_t(rows) * 320);
+    stride_ = row_stride;
+  }
+  std::vector<std::vector<float>> qkv_, inputs_;  // [chunks * layers]
+  int stride_ = 0;
+};
+
+// A layer's loss over all compared rows in double, from recorded keys and inputs, with the
+// teacher's windows made by the tested op.
+class SlowLayer {
+ public:
+  SlowLayer(const ModelConfig& config, const kernels::SelectionBudget& budget, const float* cos,
+            const float* sin)
+      : config_(config), budget_(budget), cos_(cos), sin_(sin) {}
+
+  double Loss(const Recorder& record, const std::vector<double>& head, int layer, int tokens) {
+    const int dim = config_.head_dim, read = std::max(layer - 1, 0);
+    double loss = 0;
+    int64_t rows = 0;
+    for (int position = 0; position < tokens; ++position) {
+      const FreeBlocks free = FreeBlocksAt(position, budget_);
+      if (free.candidates() == 0) continue;
+      for (int kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+        const std::vector<double> keys = CoarseKeys(record, layer, kv_head, position);
+        const int count = kernels::CompleteWindows(position);
+        std::vector<double> forecast = Forecast(record, head, read, kv_head, position);
+        std::vector<double> products(count), shares(count), unused(count);
+        for (int j = 0; j < count; ++j) {
+          for (int c = 0; c < dim; ++c) products[j] += forecast[c] * keys[j * dim + c];
+          products[j] /= std::sqrt(double(dim));
+        }
+        Softmax<double>(products, shares);
+        const std::vector<double> teacher = Teacher(record, layer, kv_head, position);
+        const std::vector<float> scores(teacher.begin(), teacher.end());
+        std::vector<int32_t> blocks, windows;
+        ChooseFreeBlocks(scores, free, &blocks);
+        WindowsOf(blocks, count, &windows);
+        loss += PartitionedKl<double>(teacher, shares, windows, unused);
+        ++rows;
+      }
+    }
+    return loss / static_cast<double>(rows);
+  }
+
+ private:
+  const float* Row(const Recorder& record, const std::vector<std::vector<float>>& of, int layer,
+                   int position, int stride) const {
+    (void)record;
+    const int chunk = position / kObservedChunkTokens;
+    return of[size_t(chunk) * config_.num_layers + layer].data() +
+           size_t(position % kObservedChunkTokens) * stride;
+  }
+  const float* Key(const Recorder& record, int layer, int kv_head, int position) const {
+    return Row(record, record.qkv_, layer, position, record.stride_) + config_.q_width() +
+           size_t(kv_head) * config_.head_dim;
+  }
+
+  std::vector<double> CoarseKeys(const Recorder& record, int layer, int kv_head,
+                                 int position) const {
+    std::vector<double> keys(size_t(kernels::CompleteWindows(position)) * config_.head_dim);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const int j = static_cast<int>(i) / config_.head_dim;
+      for (int t = 16 * j; t < 16 * j + 32; ++t) {
+        keys[i] += Key(record, layer, kv_head, t)[i % config_.head_dim] / 32.0;
+      }
+    }
+    return keys;
+  }
+
+  std::vector<double> Forecast(const Recorder& record, const std::vector<double>& head, int read,
+                               int kv_head, int position) const {
+    const int dim = config_.head_dim, hidden = config_.hidden_size, half = dim / 2;
+    const float* x = Row(record, record.inputs_, read, position, hidden);
+    std::vector<double> plain(dim), turned(dim);
+    for (int c = 0; c < dim; ++c) {
+      for (int i = 0; i < hidden; ++i) plain[c] += head[(kv_head * dim + c) * hidden + i] * x[i];
+    }
+    for (int i = 0; i < half; ++i) {
+      const double cos = cos_[position * half + i], sin = sin_[position * half + i];
+      turned[i] = plain[i] * cos - plain[i + half] * sin;
+      turned[i + half] = plain[i + half] * cos + plain[i] * sin;
+    }
+    return turned;
+  }
+
+  std::vector<double> Teacher(const Recorder& record, int layer, int kv_head, int position) const {
+    const int dim = config_.head_dim, group = config_.num_q_heads / config_.num_kv_heads;
+    std::vector<double> total(position), windows(kernels::CompleteWindows(position));
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const float* q = Row(record, record.qkv_, layer, position, record.stride_) + head * dim;
+      std::vector<double> e(position);
+      double sum = 0;
+      for (int t = 0; t < position; ++t) {
+        double product = 0;
+        const float* key = Key(record, layer, kv_head, t);
+        const float* next = Key(record, layer, kv_head, t + 1);
+        for (int c = 0; c < dim; ++c) product += q[c] * 0.5 * (double{key[c]} + next[c]);
+        sum += e[t] = std::exp(product / std::sqrt(double(dim)));
+      }
+      for (int t = 0; t < position; ++t) total[t] += e[t] / sum;
+    }
+    double sum = 0;
+    for (size_t j = 0; j < windows.size(); ++j) {
+      for (int t = std::max<int>(16 * j - 1, 0); t < int(16 * j + 16); ++t) {
+        windows[j] = std::max(windows[j], total[t]);
+      }
+      sum += windows[j];
+    }
+    for (double& window : windows) window /= sum;
+    return windows;
+  }
+
+  const ModelConfig& config_;
+  const kernels::SelectionBudget budget_;
+  const float* const cos_;
+  const float* const sin_;
+};
+
+// The pass's loss and gradient of whole heads on the bundled model, against the slow layer's loss
+// and its central differences in double.
+TEST(ForecastPassTest, AgreesWithASlowOne) {
+  constexpr int kTokens = 290;  // two chunks
+  const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
+  const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
+  const memory::SteadyClock clock;
+  auto model =
+      LoadObservedModel(DemoModel(), kTokens, 2, kernels::DType::kF32, backend.get(), &clock);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const ModelConfig config = *LoadModelConfig(DemoModel());
+  const auto text = TrainingText::Read({Handbook()}, *model->tokenizer, 1, kTokens);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const TransformerLayers& layers = static_cast<TransformerRunner*>(model->runner.get())->layers();
+
+  Recorder record;
+  ObservePrompt(text->sequence(1), {}, &*model, &record, [](int, int) {});
+  kernels::ThreadPool pool(2);
+  ForecastPass pass(
+      config, {.budget = budget, .max_tokens = kTokens, .cos = layers.cos(), .sin = layers.sin()},
+      &pool);
+  ForecastMatrices heads = RandomMatrices(config, 3), gradients = ZeroMatrices(config);
+  pass.BeginSequence(kTokens, 1, &heads, &gradients);
+  ObservePrompt(text->sequence(1), {}, &*model, &pass,
+                [&](int first, int rows) { pass.BeginChunk(first, rows); });
+
+  SlowLayer slow(config, budget, layers.cos(), layers.sin());
+  for (const int layer : {0, 1, config.num_layers - 1}) {
+    std::vector<double> head(heads.layers[layer].begin(), heads.layers[layer].end());
+    const LayerTally& tally = pass.tallies()[layer];
+    EXPECT_NEAR(tally.mean_loss(), slow.Loss(record, head, layer, kTokens),
+                1e-5 * tally.mean_loss());
+    const size_t places[] = {0, 12'345, head.size() - 1};
+    for (const size_t place : std::span(places).first(kSanitized ? 1 : 3)) {
+      const double value = head[place];
+      constexpr double kStep = 1e-3;
+      head[place] = value + kStep;
+      const double above = slow.Loss(record, head, layer, kTokens);
+      head[place] = value - kStep;
+      const double below = slow.Loss(record, head, layer, kTokens);
+      head[place] = value;
+      const double found = gradients.layers[layer][place] / static_cast<double>(tally.rows);
+      const double expected = (above - below) / (2 * kStep);
+      EXPECT_NEAR(found, expected, 1e-4 * std::abs(expected) + 1e-8)
+          << "layer " << layer << " at " << place;
+    }
+  }
+}
+
+TEST(AdamWTest, AgreesWithTheTextbook) {
+  ForecastMatrices weights{{{1.0f, -2.0f}, {0.5f}}};
+  AdamWState state{.first = {{{0, 0}, {0}}}, .second = {{{0, 0}, {0}}}};
+  const AdamWOptions options{.learning_rate = 0.1f, .warmup_steps = 2, .clip_norm = 1.0f};
+  double w[3] = {1.0, -2.0, 0.5}, m[3] = {}, v[3] = {};
+  for (int step = 1; step <= 4; ++step) {
+    const ForecastMatrices gradients{{{0.3f * step, 2.0f}, {-0.1f}}};
+    const double norm = StepAdamW(options, gradients, &state, &weights);
+    const double g[3] = {double{gradients.layers[0][0]}, 2.0, double{gradients.layers[1][0]}};
+    EXPECT_NEAR(norm, std::sqrt(g[0] * g[0] + g[1] * g[1] + g[2] * g[2]), 1e-6);
+    const double rate = step < 2 ? 0.1 * step / 2 : 0.1;
+    for (int i = 0; i < 3; ++i) {
+      const double clipped = norm > 1 ? g[i] / norm : g[i];
+      m[i] = 0.9 * m[i] + 0.1 * clipped;
+      v[i] = 0.95 * v[i] + 0.05 * clipped * clipped;
+      w[i] -= rate * 0.01 * w[i];
+      w[i] -= rate * (m[i] / (1 - std::pow(0.9, step))) /
+              (std::sqrt(v[i] / (1 - std::pow(0.95, step))) + 1e-6);
+    }
+    EXPECT_NEAR(weights.layers[0][0], w[0], 1e-6);
+    EXPECT_NEAR(weights.layers[0][1], w[1], 1e-6);
+    EXPECT_NEAR(weights.layers[1][0], w[2], 1e-6);
+  }
+}
+
+class ForecastTrainingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() +
+                       "forecast_XXXXX"
+                       "X";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    options_.model = DemoModel();
+    options_.data = {Handbook()};
+    options_.out = folder_ + "/heads.safetensors";
+    options_.length = 448;
+    options_.steps = kSanitized ? 2 : 6;
+    options_.batch = 2;
+    options_.held_out = 2;
+    options_.measure_every = 1000;
+    options_.save_every = 2;
+    options_.row_stride = 4;
+    options_.budget.top_k_blocks = 4;
+    options_.budget.local_blocks = 2;
+    options_.optimizer.learning_rate = 2e-3f;
+    options_.threads = 2;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  absl::Status Train(ForecastTrainingOptions options) {
+    reports_.clear();
+    auto training = ForecastTraining::Create(options);
+    if (!training.ok()) return training.status();
+    return (*training)->Run([&](const TrainingReport& report) {
+      if (report.is_held_out) reports_.push_back(report);
+    });
+  }
+  std::string Whole(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  std::string folder_;
+  ForecastTrainingOptions options_;
+  std::vector<TrainingReport> reports_;
+};
+
+TEST_F(ForecastTrainingTest, HeldOutLossFallsAndTheFileIsOneThatTheDaemonReads) {
+  ASSERT_TRUE(Train(options_).ok());
+  ASSERT_EQ(reports_.size(), 2u);
+  if (!kSanitized) EXPECT_LT(reports_[1].mean_loss(), 0.9 * reports_[0].mean_loss());
+  const auto heads = LoadForecastHeads(options_.out, *LoadModelConfig(options_.model));
+  ASSERT_TRUE(heads.ok()) << heads.status();
+  EXPECT_EQ(heads->current.dtype, kernels::DType::kBF16);
+}
+
+TEST_F(ForecastTrainingTest, AResumedRunIsTheUninterruptedOneBitForBit) {
+  ASSERT_TRUE(Train(options_).ok());
+  const std::string whole = Whole(options_.out + ".state");
+  ForecastTrainingOptions half = options_;
+  half.out = folder_ + "/half.safetensors";
+  half.steps = options_.steps / 2;
+  ASSERT_TRUE(Train(half).ok());
+  EXPECT_NE(Whole(half.out + ".state"), whole);
+  half.steps = options_.steps;
+  half.resume = true;
+  half.threads = 1;
+  ASSERT_TRUE(Train(half).ok());
+  EXPECT_EQ(Whole(half.out + ".state"), whole);
+  EXPECT_EQ(Whole(half.out), Whole(options_.out));
+  half.seed = 9;
+  const absl::Status other = Train(half);
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(other.message().find("seed 1"), std::string::npos) << other;
+}
+
+TEST_F(ForecastTrainingTest, EveryVariantTrains) {
+  options_.steps = 1;
+  options_.held_out = 0;
+  options_.length = 320;
+  ForecastTrainingOptions coarse = options_, exact = options_, sparse = options_;
+  coarse.has_fine_teacher = false;
+  exact.has_exact_alignment = true;
+  sparse.is_routed_sparse = true;
+  std::vector<std::string> states;
+  for (ForecastTrainingOptions* variant : {&options_, &coarse, &exact, &sparse}) {
+    ASSERT_TRUE(Train(*variant).ok());
+    states.push_back(Whole(options_.out));
+  }
+  for (size_t i = 1; i < states.size(); ++i) EXPECT_NE(states[i], states[0]) << i;
+}
+
+TEST_F(ForecastTrainingTest, WhatCannotBeTrainedIsRefusedByName) {
+  const auto refused = [&](const ForecastTrainingOptions& options, const std::string& words) {
+    const absl::Status status = Train(options);
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(words), std::string::npos) << status;
+    EXPECT_EQ(status.message().find('\n'), std::string::npos);
+  };
+  ForecastTrainingOptions options = options_;
+  options.length = 8000;
+  refused(options, "the text is too short");
+  options = options_;
+  options.held_out = 100;
+  refused(options, "--held-out 100");
+  options = options_;
+  options.length = 256;
+  refused(options, "--length: expected more than 256");
+  options = options_;
+  options.length = 8256;
+  refused(options, "max_position_embeddings");
+  options = options_;
+  options.data = {folder_};
+  refused(options, "found none");
+  options.data = {folder_ + "/missing.txt"};
+  refused(options, "missing.txt: cannot be read");
+  std::ofstream(folder_ + "/bad.jsonl") << "{\"text\": \"a\"}\n\n{\"txt\": 1}\n";
+  options.data = {folder_ + "/bad.jsonl"};
+  refused(options, "bad.jsonl: line 3");
+  options = options_;
+  options.out = folder_ + "/nowhere/heads";
+  refused(options, "nowhere/heads.state: cannot be written");
+  options = options_;
+  options.resume = true;
+  refused(options, "heads.safetensors.state");
+  std::ofstream(options.out + ".state") << "not a state";
+  refused(options, "heads.safetensors.state");
+}
+
+// A disk that takes no more: the run ends with one line, the old file stays, nothing beside it.
+TEST_F(ForecastTrainingTest, AFullDiskLeavesNothingHalfWritten) {
+  options_.steps = 1;
+  ASSERT_TRUE(Train(options_).ok());
+  const std::string before = Whole(options_.out + ".state");
+  rlimit old;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{1 << 20, old.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  options_.seed = 5;
+  const absl::Status status = Train(options_);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(status.message().find("cannot be written"), std::string::npos) << status;
+  EXPECT_EQ(Whole(options_.out + ".state"), before);
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++files;
+  EXPECT_EQ(files, 2);  // heads and state
+}
+
+TEST_F(ForecastTrainingTest, DocumentsArePackedWithASeparator) {
+  std::filesystem::create_directory(folder_ + "/texts");
+  std::ofstream(folder_ + "/texts/b.jsonl") << "{\"text\": \"one two\"}\n{\"text\": \"three\"}\n";
+  std::ofstream(folder_ + "/texts/a.txt") << "first";
+  std::ofstream(folder_ + "/texts/c.bin") << "not read";
+  const auto tokenizer = LoadTokenizer(DemoModel() + "/tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok());
+  std::vector<TokenId> expected;
+  for (const char* document : {"first", "one two", "three"}) {
+    const auto ids = (*tokenizer)->Encode(document, {});
+    expected.insert(expected.end(), ids.begin(), ids.end());
+    expected.push_back(1);
+  }
+  const auto text = TrainingText::Read({folder_ + "/texts"}, **tokenizer, 1, 2);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->num_tokens(), static_cast<int64_t>(expected.size()));
+  for (int i = 0; i < text->num_sequences(); ++i) {
+    EXPECT_EQ(text->sequence(i)[0], expected[2 * i]);
+    EXPECT_EQ(text->sequence(i)[1], expected[2 * i + 1]);
+  }
+}
+
+TEST(SequenceOrderTest, EachRoundHasEachOnceInAnOrderOfItsOwn) {
+  SequenceOrder order(50, 7), again(50, 7);
+  std::vector<int> rounds[2];
+  for (int64_t at = 0; at < 100; ++at) rounds[at / 50].push_back(order.At(at));
+  EXPECT_NE(rounds[0], rounds[1]);
+  EXPECT_EQ(again.At(73), rounds[1][23]);
+  for (std::vector<int>& round : rounds) {
+    std::sort(round.begin(), round.end());
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(round[i], i);
+  }
+}
+
+}  // namespace
+}  // namespace augur::engine
