@@ -48,8 +48,8 @@ struct Question {
 };
 
 struct Document {
-  std::string text;
-  std::vector<Question> questions;
+  std::string text = {};
+  std::vector<Question> questions = {};
   int64_t tokens = 0;  // of the text with its longest question: less than a line below the length
 };
 

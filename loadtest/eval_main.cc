@@ -15,6 +15,7 @@
 #include "loadtest/exit_status.h"
 #include "loadtest/metrics_scrape.h"
 #include "loadtest/stop_signals.h"
+#include "loadtest/training_text.h"
 
 // Set by the build.
 #ifndef AUGUR_VERSION
@@ -34,6 +35,7 @@ struct EvalFlags {
   int64_t max_tokens = 16;
   std::string placement = "sentence";
   std::string json;
+  std::string training_text;
 };
 
 void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
@@ -111,6 +113,10 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.0, 1e6).description(""))
       ->capture_default_str();
+  app->add_option("--training-text", flags->training_text,
+                  "Ask nothing: write each document with its questions and answers\nbehind it, a "
+                  "line each, for augur-train-forecast --data")
+      ->type_name("FILE.jsonl");
   app->add_option("--json", flags->json, "Write every question and answer to this file")
       ->type_name("FILE");
   app->footer(
@@ -160,11 +166,12 @@ absl::Status ResolveNames(EvalFlags* flags) {
 }
 
 // Also says early that the file cannot be written; an evaluation may take hours.
-bool WriteJson(const std::string& path, const std::string& text, std::ios::openmode mode) {
+bool WriteFile(const char* flag, const std::string& path, const std::string& text,
+               std::ios::openmode mode) {
   std::ofstream file(path, std::ios::binary | mode);
   file << text;
   file.close();
-  if (!file) std::fprintf(stderr, "augur-eval: --json: cannot write %s\n", path.c_str());
+  if (!file) std::fprintf(stderr, "augur-eval: %s: cannot write %s\n", flag, path.c_str());
   return static_cast<bool>(file);
 }
 
@@ -190,13 +197,21 @@ int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient*
   if (absl::IsOutOfRange(documents.status())) return Fail(kExitUsage, documents.status());
   if (signals.stopped()) return kExitInterrupted;
   if (!documents.ok()) return FailCall(documents.status());
-  if (!flags.json.empty() && !WriteJson(flags.json, "", std::ios::app)) return kExitUsage;
+  if (!flags.training_text.empty()) {
+    const bool wrote = WriteFile("--training-text", flags.training_text, TrainingLines(*documents),
+                                 std::ios::trunc);
+    return wrote ? kExitOk : kExitFailed;
+  }
+  if (!flags.json.empty() && !WriteFile("--json", flags.json, "", std::ios::app)) {
+    return kExitUsage;
+  }
 
   const absl::Status asked = AskPolicies(options, *documents, client, progress, &evaluation);
   std::fputs(ReportText(evaluation).c_str(), stdout);
   bool written = std::fflush(stdout) == 0;
   if (!flags.json.empty()) {
-    written = WriteJson(flags.json, ReportJson(options, *documents, evaluation), std::ios::trunc) &&
+    written = WriteFile("--json", flags.json, ReportJson(options, *documents, evaluation),
+                        std::ios::trunc) &&
               written;
   }
   if (signals.stopped()) return kExitInterrupted;

@@ -22,9 +22,9 @@ constexpr std::array kPlaces = {"barn",   "mill", "tower", "bridge", "gate",  "h
                                 "chapel", "well", "farm",  "inn",    "light", "dock"};
 // Cities that the bundled model copies in at least four of five places; most others it misspells
 // wherever they stand, whatever the attention (README).
-constexpr std::array kCityNames = {
-    "Berlin", "Madrid", "Prague", "Warsaw",  "Dublin",   "Lisbon", "Athens", "Delhi", "Sydney",
-    "Boston", "Denver", "Lima",   "Bogota",  "Manila",   "Perth",  "Accra",  "Jakarta", "Auckland"};
+constexpr std::array kCityNames = {"Berlin", "Madrid", "Prague", "Warsaw", "Dublin",  "Lisbon",
+                                   "Athens", "Delhi",  "Sydney", "Boston", "Denver",  "Lima",
+                                   "Bogota", "Manila", "Perth",  "Accra",  "Jakarta", "Auckland"};
 
 template <size_t A, size_t B>
 std::vector<std::string> HyphenPairs(const std::array<const char*, A>& first,

@@ -105,7 +105,7 @@ const TeacherCase kCases[] = {
     {.alignment = {.before = 0, .tokens = 31}},
     {.is_fine = false},
     {.head_dim = 128, .kv_heads = 1, .group = 16, .tokens = 300},
-    {.head_dim = 32, .kv_heads = 3, .group = 1, .tokens = kSanitized ? 500 : 9000},
+    {.head_dim = 32, .kv_heads = 3, .group = 1, .tokens = kSanitized ? 500 : 4000},
 };
 
 TEST(ForecastTeacherTest, AgreesWithTheDefinition) {

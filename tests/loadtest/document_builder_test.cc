@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "loadtest/training_text.h"
+
 namespace augur::loadtest {
 namespace {
 
@@ -158,6 +160,17 @@ TEST(DocumentBuilder, TextWithoutSentencesHoldsFactsToo) {
       BuildDocument(plan, *FillerText::FromText(text), FakeCount);
   ASSERT_TRUE(document.ok()) << document.status();
   EXPECT_EQ(CountOf(document->text, Opening(plan.task)), 5u);
+}
+
+TEST(TrainingLines, ADocumentIsReadAndAnsweredInOneLine) {
+  DocumentsOfTasks documents;
+  documents[RecallTask::kCities] = {
+      {.text = "a \"b\"", .questions = {{"\nq1", "x"}, {"\nq2", "y"}}}, {.text = "c"}};
+  documents[RecallTask::kNeedle] = {{.text = "d", .questions = {{"\nq", "1"}}}};
+  EXPECT_EQ(TrainingLines(documents),
+            "{\"text\":\"d\\nq 1\"}\n"
+            "{\"text\":\"a \\\"b\\\"\\nq1 x\\nq2 y\"}\n"
+            "{\"text\":\"c\"}\n");
 }
 
 TEST(FillerText, LeavesOutHeadingsAndWhatLooksLikeAFact) {
