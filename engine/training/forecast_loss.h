@@ -87,7 +87,8 @@ void Softmax(std::span<const Real> products, std::span<Real> shares) {
 template <class Real>
 Real PartitionedKl(std::span<const Real> teacher, std::span<const Real> student,
                    std::span<const int32_t> kept, std::span<Real> gradient) {
-  using namespace forecast_loss;
+  using forecast_loss::Bucket, forecast_loss::DerivativeOf, forecast_loss::Raised,
+      forecast_loss::TermOf;
   AUGUR_CHECK(!kept.empty() && teacher.size() == student.size());
   Bucket<Real> rest{1, 1};
   for (const int32_t j : kept) rest = {rest.teacher - teacher[j], rest.student - student[j]};
