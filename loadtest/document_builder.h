@@ -1,7 +1,9 @@
 // A document of a given length in tokens with facts hidden in it, and its questions.
 //
-// The document is cut into as many equal stretches as there are facts, and one stands at a random
-// place of each, asked ones and distractors in random order. So questions ask for every depth.
+// Where the task's distractors fill a share of the document, they are as many as that takes; a list
+// of words (word_lists.h) has neither filler nor facts. Else the document is cut into as many equal
+// stretches as there are facts, and one stands at a random place of each, asked ones and
+// distractors in random order. So questions ask for every depth.
 //
 // Thread: plain functions; `count` is called by the same thread. Ownership: values. Units: tokens
 // as `count` counts them, whole text. Failure: InvalidArgument for more facts than the task has;
@@ -45,6 +47,7 @@ struct Question {
   std::string text;  // the prompt is the document's text and then this
   std::string answer;
   double depth = 0;  // where in the document the fact begins, 0 to 1, in bytes
+  std::vector<std::string> more_answers = {};  // that must be given, too
 };
 
 struct Document {

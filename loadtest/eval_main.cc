@@ -58,7 +58,7 @@ void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
       ->capture_default_str();
   app->add_option("--distractors", options->distractors,
                   "Facts of the same kind that nobody asks for, in each\ndocument of the tasks "
-                  "many-keys, cities and pairs")
+                  "that have them and do not say how many")
       ->type_name("N")
       ->check(CLI::Range(0, 10'000))
       ->capture_default_str();
@@ -81,7 +81,10 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "Where augurd exports metrics: adds bytes moved and re-use")
       ->type_name("HOST:PORT");
   AddPromptFlags(app, flags);
-  app->add_option("--tasks", flags->tasks, "Of needle, many-keys, cities, pairs")
+  app->add_option(
+         "--tasks", flags->tasks,
+         "Of needle, many-keys, cities, pairs, half-keys, only-keys,\nmulti-value, multi-query, "
+         "variables, common-words, frequent-words,\npeople, two-steps")
       ->type_name("NAME,...")
       ->delimiter(',')
       ->capture_default_str();
@@ -99,7 +102,8 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "generated token; the daemon's choice unless given")
       ->type_name("exact|N,...")
       ->delimiter(',');
-  app->add_option("--max-tokens", flags->max_tokens, "Tokens of an answer")
+  app->add_option("--max-tokens", flags->max_tokens,
+                  "Tokens of an answer; a question with several gets as many times")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();

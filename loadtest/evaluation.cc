@@ -23,6 +23,13 @@ std::string NewSalt() {
   return absl::StrFormat("augur-eval-%08x%08x", device(), device());
 }
 
+bool IsRight(const std::string& completion, const Question& question) {
+  if (question.more_answers.empty()) return IsExactMatch(completion, question.answer);
+  std::vector<std::string> answers = question.more_answers;
+  answers.push_back(question.answer);
+  return HasAllAnswers(completion, answers);
+}
+
 // One document under one policy.
 class DocumentCalls {
  public:
@@ -44,7 +51,7 @@ class DocumentCalls {
     }
     for (size_t i = 0; i < answers_.size(); ++i) {
       if (!answers_[i].ok()) return FirstFailure();
-      const bool exact = IsExactMatch(answers_[i]->text, document_.questions[i].answer);
+      const bool exact = IsRight(answers_[i]->text, document_.questions[i]);
       asked->push_back({number, static_cast<int>(i), i == 0, exact, *std::move(answers_[i])});
     }
     return absl::OkStatus();
@@ -55,6 +62,8 @@ class DocumentCalls {
     CompletionQuery query = query_;
     query.prompt = document_.text + document_.questions[index].text;
     query.seed += index;
+    const auto answers = static_cast<uint32_t>(1 + document_.questions[index].more_answers.size());
+    query.max_tokens *= answers;
     answers_[index] = client_->Complete(query);
     if (!answers_[index].ok()) failed_.store(true);
   }
@@ -149,7 +158,9 @@ absl::Status CheckOptions(const EvaluationOptions& options) {
         absl::StrCat("--values: ", *samples, " is given twice, at most once"));
   }
   for (const RecallTask task : options.tasks) {
-    const int facts = options.questions + (HasDistractors(task) ? options.distractors : 0);
+    if (IsWordList(task)) continue;
+    const bool has_own = HasDistractors(task) && DistractorShare(task) == 0;
+    const int facts = options.questions + (has_own ? options.distractors : 0);
     if (facts > MaxFacts(task)) {
       return absl::InvalidArgumentError(absl::StrCat("--questions and --distractors: ", facts,
                                                      " facts in a document of task ",
@@ -164,10 +175,14 @@ absl::Status CheckModel(const EvaluationOptions& options, const v1::GetModelResp
     return absl::InvalidArgumentError(
         absl::StrCat("--address: ", options.address, " serves no text, it has no tokenizer"));
   }
-  if (options.length + options.max_tokens > model.max_context()) {
-    return absl::InvalidArgumentError(absl::StrCat("--length: ", options.length, " tokens with ",
-                                                   options.max_tokens, " of --max-tokens, at most ",
-                                                   model.max_context(), " fit ", model.model()));
+  int64_t answers = 1;
+  for (const RecallTask task : options.tasks) answers = std::max(answers, MostAnswers(task));
+  const int64_t max_tokens = answers * options.max_tokens;
+  if (options.length + max_tokens > model.max_context()) {
+    const std::string for_all = answers > 1 ? absl::StrCat(" for ", answers, " answers") : "";
+    return absl::InvalidArgumentError(
+        absl::StrCat("--length: ", options.length, " tokens with ", max_tokens, " of --max-tokens",
+                     for_all, ", at most ", model.max_context(), " fit ", model.model()));
   }
   return absl::OkStatus();
 }

@@ -44,7 +44,7 @@ struct EvaluationOptions {
   // Under each policy: 0 exact values, else as many samples; empty: the daemon's choice.
   std::vector<uint32_t> value_samples;
   int concurrency = 1;
-  uint32_t max_tokens = 16;
+  uint32_t max_tokens = 16;  // for each answer of a question
   double call_limit_s = 600;
 };
 

@@ -162,6 +162,7 @@ Json QuestionJson(const PolicyRun& run, const AskedQuestion& asked, const Questi
           {"depth", question.depth},
           {"text", question.text},
           {"answer", question.answer},
+          {"more_answers", question.more_answers},
           {"completion", asked.answer.text},
           {"exact", asked.exact},
           {"cold", asked.cold},

@@ -26,6 +26,17 @@ constexpr std::array kCityNames = {"Berlin", "Madrid", "Prague", "Warsaw", "Dubl
                                    "Athens", "Delhi",  "Sydney", "Boston", "Denver",  "Lima",
                                    "Bogota", "Manila", "Perth",  "Accra",  "Jakarta", "Auckland"};
 
+constexpr std::array kFirstNames = {"Mira",  "Jonas", "Elena", "Tomas", "Clara", "Felix",
+                                    "Nadia", "Oscar", "Petra", "Simon", "Wanda", "Bruno"};
+constexpr std::array kLastNames = {"Holt",   "Lindgren", "Moreau", "Novak", "Baker", "Castro",
+                                   "Fisher", "Granger",  "Keller", "Otto",  "Price", "Quinn"};
+constexpr std::array kTrades = {"baker",   "painter", "teacher", "sailor", "carpenter",
+                                "surgeon", "pilot",   "tailor",  "farmer", "printer"};
+
+constexpr int kValuesOfKey = 4;   // multi-value
+constexpr int kKeysOfQuery = 4;   // multi-query
+constexpr int kNamesOfChain = 5;  // variables
+
 template <size_t A, size_t B>
 std::vector<std::string> HyphenPairs(const std::array<const char*, A>& first,
                                      const std::array<const char*, B>& second) {
@@ -57,11 +68,27 @@ class NumberSource {
   std::set<std::string> given_;
 };
 
+// `count` different keys in a drawn order; beyond the pairs of words a number tells them apart.
+std::vector<std::string> NeedleKeys(size_t count, SeededDraw* draw) {
+  std::vector<std::string> keys = HyphenPairs(kAdjectives, kNouns);
+  const size_t pairs = keys.size();
+  for (size_t i = pairs; i < count; ++i) {
+    keys.push_back(absl::StrCat(keys[i % pairs], "-", i / pairs + 1));
+  }
+  draw->Shuffle(&keys);
+  keys.resize(count);
+  return keys;
+}
+
+std::string NeedleSentence(const std::string& key, const std::string& number) {
+  return absl::StrCat("One of the special magic numbers for ", key, " is: ", number, ".");
+}
+
 // 9 x 9 x 8 x 7 x 6 x 5 x 4 such numbers; a tenth of them keeps the draw short.
 constexpr int kMaxNumbers = 54'432;
 
 Fact NeedleFact(const std::string& key, std::string number) {
-  return {absl::StrCat("One of the special magic numbers for ", key, " is: ", number, "."),
+  return {NeedleSentence(key, number),
           absl::StrCat("\nQuestion: What is the special magic number for ", key,
                        " mentioned in the text? The special magic number for ", key, " is"),
           std::move(number)};
@@ -81,8 +108,7 @@ Fact PairFact(const std::string& key, std::string code) {
 }
 
 std::vector<Fact> NeedleFacts(size_t count, SeededDraw* draw) {
-  std::vector<std::string> keys = HyphenPairs(kAdjectives, kNouns);
-  draw->Shuffle(&keys);
+  const std::vector<std::string> keys = NeedleKeys(count, draw);
   NumberSource numbers(draw);
   std::vector<Fact> facts;
   for (size_t i = 0; i < count; ++i) facts.push_back(NeedleFact(keys[i], numbers.Next()));
@@ -109,21 +135,150 @@ std::vector<Fact> PairFacts(size_t count, SeededDraw* draw) {
   return facts;
 }
 
+std::vector<Fact> MultiValueFacts(size_t count, SeededDraw* draw) {
+  const std::vector<std::string> keys = NeedleKeys(count, draw);
+  NumberSource numbers(draw);
+  std::vector<Fact> facts;
+  for (const std::string& key : keys) {
+    Fact fact = NeedleFact(key, numbers.Next());
+    fact.question =
+        absl::StrCat("\nQuestion: What are all the special magic numbers for ", key,
+                     " mentioned in the text? The special magic numbers for ", key, " are");
+    for (int i = 1; i < kValuesOfKey; ++i) {
+      fact.more_answers.push_back(numbers.Next());
+      fact.more_sentences.push_back(NeedleSentence(key, fact.more_answers.back()));
+    }
+    facts.push_back(std::move(fact));
+  }
+  return facts;
+}
+
+std::vector<Fact> MultiQueryFacts(size_t count, SeededDraw* draw) {
+  const std::vector<std::string> keys = NeedleKeys(count * kKeysOfQuery, draw);
+  NumberSource numbers(draw);
+  std::vector<Fact> facts;
+  for (size_t first = 0; first < keys.size(); first += kKeysOfQuery) {
+    Fact fact = NeedleFact(keys[first], numbers.Next());
+    std::string all = keys[first];
+    for (int i = 1; i < kKeysOfQuery; ++i) {
+      const std::string& key = keys[first + i];
+      absl::StrAppend(&all, i + 1 == kKeysOfQuery ? " and " : ", ", key);
+      fact.more_answers.push_back(numbers.Next());
+      fact.more_sentences.push_back(NeedleSentence(key, fact.more_answers.back()));
+    }
+    fact.question =
+        absl::StrCat("\nQuestion: What are the special magic numbers for ", all,
+                     " mentioned in the text? The special magic numbers for ", all, " are");
+    facts.push_back(std::move(fact));
+  }
+  return facts;
+}
+
+std::vector<Fact> VariableFacts(size_t count, SeededDraw* draw) {
+  const std::vector<std::string> names = NeedleKeys(count * kNamesOfChain, draw);
+  NumberSource numbers(draw);
+  std::vector<Fact> facts;
+  for (size_t first = 0; first < names.size(); first += kNamesOfChain) {
+    const std::string value = numbers.Next();
+    Fact fact = {absl::StrCat("VAR ", names[first], " = ", value, "."),
+                 absl::StrCat("\nQuestion: Which variables have the value ", value,
+                              ", given directly or through another variable? The variables are"),
+                 names[first]};
+    for (int i = 1; i < kNamesOfChain; ++i) {
+      const std::string& name = names[first + i];
+      fact.more_sentences.push_back(absl::StrCat("VAR ", name, " = ", names[first + i - 1], "."));
+      fact.more_answers.push_back(name);
+    }
+    facts.push_back(std::move(fact));
+  }
+  return facts;
+}
+
+std::vector<std::string> PeopleNames(size_t count, SeededDraw* draw) {
+  std::vector<std::string> names;
+  for (const char* first : kFirstNames) {
+    for (const char* last : kLastNames) names.push_back(absl::StrCat(first, " ", last));
+  }
+  draw->Shuffle(&names);
+  names.resize(count);
+  return names;
+}
+
+template <size_t N>
+std::string OneOf(const std::array<const char*, N>& words, SeededDraw* draw) {
+  return words[static_cast<size_t>(draw->Below(N))];
+}
+
+std::vector<Fact> PeopleFacts(size_t count, SeededDraw* draw) {
+  std::vector<Fact> facts;
+  for (const std::string& name : PeopleNames(count, draw)) {
+    const std::string trade = OneOf(kTrades, draw), city = OneOf(kCityNames, draw);
+    const std::string sentence = absl::StrCat(name, " works as a ", trade, " in ", city, ".");
+    const bool asks_city = draw->Below(2) == 0;
+    facts.push_back(asks_city ? Fact{sentence,
+                                     absl::StrCat("\nQuestion: In which city does ", name,
+                                                  " work? ", name, " works in"),
+                                     city}
+                              : Fact{sentence,
+                                     absl::StrCat("\nQuestion: What is the trade of ", name, "? ",
+                                                  name, " works as a"),
+                                     trade});
+  }
+  return facts;
+}
+
+std::vector<Fact> TwoStepFacts(size_t count, SeededDraw* draw) {
+  std::vector<std::string> things = HyphenPairs(kColours, kPlaces);
+  draw->Shuffle(&things);
+  const std::vector<std::string> names = PeopleNames(count, draw);
+  std::vector<Fact> facts;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string city = OneOf(kCityNames, draw);
+    Fact fact = {absl::StrCat("The owner of the ", things[i], " is ", names[i], "."),
+                 absl::StrCat("\nQuestion: In which city does the owner of the ", things[i],
+                              " live? The owner of the ", things[i], " lives in"),
+                 city};
+    fact.more_sentences.push_back(absl::StrCat(names[i], " lives in ", city, "."));
+    facts.push_back(std::move(fact));
+  }
+  return facts;
+}
+
+struct TaskRow {
+  RecallTask task;
+  const char* name;
+  int max_facts;  // of a document
+  bool has_distractors;
+  double distractor_share;
+  int answers;                                                // of a question
+  std::vector<Fact> (*make)(size_t count, SeededDraw* draw);  // null: a list of words
+};
+
+constexpr int kPairsOfWords = static_cast<int>(kAdjectives.size() * kNouns.size());
+constexpr int kPeople = static_cast<int>(kFirstNames.size() * kLastNames.size());
+constexpr int kMaxKeys = kMaxNumbers / kValuesOfKey;
+
+constexpr TaskRow kTasks[] = {
+    {RecallTask::kNeedle, "needle", kPairsOfWords, false, 0, 1, NeedleFacts},
+    {RecallTask::kManyKeys, "many-keys", kPairsOfWords, true, 0, 1, NeedleFacts},
+    {RecallTask::kCities, "cities", static_cast<int>(kCityNames.size()), true, 0, 1, CityFacts},
+    {RecallTask::kPairs, "pairs", kMaxNumbers / 2, true, 0, 1, PairFacts},
+    {RecallTask::kHalfKeys, "half-keys", kMaxNumbers, true, 0.5, 1, NeedleFacts},
+    {RecallTask::kOnlyKeys, "only-keys", kMaxNumbers, true, 1, 1, NeedleFacts},
+    {RecallTask::kMultiValue, "multi-value", kMaxKeys, true, 0, kValuesOfKey, MultiValueFacts},
+    {RecallTask::kMultiQuery, "multi-query", kMaxKeys, true, 0, kKeysOfQuery, MultiQueryFacts},
+    {RecallTask::kVariables, "variables", kMaxKeys, true, 0, kNamesOfChain, VariableFacts},
+    {RecallTask::kCommonWords, "common-words", 1, false, 0, 10, nullptr},
+    {RecallTask::kFrequentWords, "frequent-words", 1, false, 0, 3, nullptr},
+    {RecallTask::kPeople, "people", kPeople, true, 0, 1, PeopleFacts},
+    {RecallTask::kTwoSteps, "two-steps", kPeople, true, 0, 1, TwoStepFacts},
+};
+
+const TaskRow& RowOf(RecallTask task) { return kTasks[static_cast<size_t>(task)]; }
+
 }  // namespace
 
-const char* TaskName(RecallTask task) {
-  switch (task) {
-    case RecallTask::kNeedle:
-      return "needle";
-    case RecallTask::kManyKeys:
-      return "many-keys";
-    case RecallTask::kCities:
-      return "cities";
-    case RecallTask::kPairs:
-      return "pairs";
-  }
-  return "";
-}
+const char* TaskName(RecallTask task) { return RowOf(task).name; }
 
 absl::StatusOr<RecallTask> TaskOf(std::string_view name) {
   std::string known;
@@ -135,20 +290,15 @@ absl::StatusOr<RecallTask> TaskOf(std::string_view name) {
       absl::StrCat("--tasks: \"", std::string(name), "\" is no task; there are ", known));
 }
 
-bool HasDistractors(RecallTask task) { return task != RecallTask::kNeedle; }
+bool HasDistractors(RecallTask task) { return RowOf(task).has_distractors; }
 
-int MaxFacts(RecallTask task) {
-  switch (task) {
-    case RecallTask::kNeedle:
-    case RecallTask::kManyKeys:
-      return static_cast<int>(kAdjectives.size() * kNouns.size());
-    case RecallTask::kCities:
-      return static_cast<int>(kCityNames.size());
-    case RecallTask::kPairs:
-      return kMaxNumbers / 2;
-  }
-  return 0;
-}
+double DistractorShare(RecallTask task) { return RowOf(task).distractor_share; }
+
+bool IsWordList(RecallTask task) { return RowOf(task).make == nullptr; }
+
+int64_t MostAnswers(RecallTask task) { return RowOf(task).answers; }
+
+int MaxFacts(RecallTask task) { return RowOf(task).max_facts; }
 
 absl::StatusOr<std::vector<Fact>> MakeFacts(RecallTask task, int count, SeededDraw* draw) {
   if (count < 1 || count > MaxFacts(task)) {
@@ -156,17 +306,8 @@ absl::StatusOr<std::vector<Fact>> MakeFacts(RecallTask task, int count, SeededDr
                                                    " facts in a document of task ", TaskName(task),
                                                    ", at most ", MaxFacts(task)));
   }
-  const auto size = static_cast<size_t>(count);
-  switch (task) {
-    case RecallTask::kNeedle:
-    case RecallTask::kManyKeys:
-      return NeedleFacts(size, draw);
-    case RecallTask::kCities:
-      return CityFacts(size, draw);
-    case RecallTask::kPairs:
-      return PairFacts(size, draw);
-  }
-  return absl::InternalError("a task without facts");
+  if (IsWordList(task)) return absl::InternalError("a list of words has no facts");
+  return RowOf(task).make(static_cast<size_t>(count), draw);
 }
 
 }  // namespace augur::loadtest

@@ -16,6 +16,7 @@ std::string TrainingLines(const DocumentsOfTasks& documents) {
       std::string text = document.text;
       for (const Question& question : document.questions) {
         text += question.text + " " + question.answer;
+        for (const std::string& answer : question.more_answers) text += ", " + answer;
       }
       lines += nlohmann::json{{"text", text}}.dump() + "\n";
     }

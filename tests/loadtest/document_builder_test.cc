@@ -134,10 +134,11 @@ TEST_P(DocumentBuilderTest, AFailedCountIsPassedOn) {
   EXPECT_EQ(BuildDocument(Plan(), Prose(), fail).status(), absl::UnavailableError("gone"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DocumentBuilderTest,
-                         testing::Combine(testing::ValuesIn(kRecallTasks),
-                                          testing::Values(FactPlacement::kLine,
-                                                          FactPlacement::kSentence)));
+INSTANTIATE_TEST_SUITE_P(
+    All, DocumentBuilderTest,
+    testing::Combine(testing::Values(RecallTask::kNeedle, RecallTask::kManyKeys,
+                                     RecallTask::kCities, RecallTask::kPairs),
+                     testing::Values(FactPlacement::kLine, FactPlacement::kSentence)));
 
 TEST(DocumentBuilder, FactsSpreadOverTheDocument) {
   const DocumentPlan plan = {.length = 24000, .questions = 10};
@@ -149,6 +150,55 @@ TEST(DocumentBuilder, FactsSpreadOverTheDocument) {
   std::sort(depths.begin(), depths.end());
   for (size_t i = 0; i < depths.size(); ++i) {
     EXPECT_NEAR(depths[i], (static_cast<double>(i) + 0.5) / 10, 0.08);
+  }
+}
+
+// Every task: within the length and near it, and all that its questions need is there.
+TEST(DocumentBuilder, EveryTaskFillsTheLengthWithWhatIsAsked) {
+  for (const RecallTask task : kRecallTasks) {
+    const DocumentPlan plan = {.task = task, .length = 12'000, .questions = 5, .distractors = 6};
+    const absl::StatusOr<Document> document = BuildDocument(plan, Prose(), FakeCount);
+    ASSERT_TRUE(document.ok()) << TaskName(task) << ": " << document.status();
+    EXPECT_LE(document->tokens, plan.length) << TaskName(task);
+    EXPECT_GE(document->tokens, plan.length - 12 * kLineTokens) << TaskName(task);
+    ASSERT_EQ(document->questions.size(), IsWordList(task) ? 1u : 5u);
+    for (const Question& question : document->questions) {
+      std::vector<std::string> answers = question.more_answers;
+      answers.push_back(question.answer);
+      EXPECT_EQ(static_cast<int64_t>(answers.size()), MostAnswers(task));
+      for (const std::string& answer : answers) EXPECT_GE(CountOf(document->text, answer), 1u);
+    }
+  }
+}
+
+// A chain's assignments stand in its order.
+TEST(DocumentBuilder, SentencesOfAFactKeepTheirOrder) {
+  const DocumentPlan plan = {
+      .task = RecallTask::kVariables, .length = 12'000, .questions = 4, .distractors = 2};
+  const absl::StatusOr<Document> document = BuildDocument(plan, Prose(), FakeCount);
+  ASSERT_TRUE(document.ok()) << document.status();
+  for (const Question& question : document->questions) {
+    size_t before = document->text.find("VAR " + question.answer + " = ");
+    for (const std::string& name : question.more_answers) {
+      const size_t at = document->text.find("VAR " + name + " = ");
+      EXPECT_GT(at, before);
+      before = at;
+    }
+  }
+}
+
+TEST(DocumentBuilder, DensitiesAreShares) {
+  for (const auto& [task, low, high] : {std::tuple{RecallTask::kHalfKeys, 0.4, 0.6},
+                                        std::tuple{RecallTask::kOnlyKeys, 0.97, 1.0}}) {
+    const DocumentPlan plan = {.task = task, .length = 20'000, .questions = 5};
+    const absl::StatusOr<Document> document = BuildDocument(plan, Prose(), FakeCount);
+    ASSERT_TRUE(document.ok()) << document.status();
+    const std::string sentence = Opening(task) + "amber-falcon is: 1234567.";
+    const auto facts = static_cast<double>(CountOf(document->text, Opening(task)));
+    const double share = facts * static_cast<double>(sentence.size() + 1) /
+                         static_cast<double>(document->text.size());
+    EXPECT_GT(share, low) << TaskName(task);
+    EXPECT_LT(share, high + 0.03) << TaskName(task);
   }
 }
 
