@@ -43,15 +43,15 @@ class StepPlanner {
   }
 
  private:
-  // state_.running[0, num_kept_) stays; victims are taken from its end.
+  // state_.running[0, num_kept_) stays; victims are taken from its end, the last in rank.
   void PlanDecodes() {
     for (size_t i = 0; i < num_kept_; ++i) {
       const RunningView& view = state_.running[i];
       if (view.paused || !view.decoding) continue;
       const int needed = BlocksFor(view.num_tokens);
       const int missing = view.missing_frames;
-      while (missing > available_ && i < num_kept_) PreemptYoungest();
-      if (i >= num_kept_) return;  // it was the youngest itself
+      while (missing > available_ && i < num_kept_) PreemptLast();
+      if (i >= num_kept_) return;  // it was the last itself
       available_ -= missing;
       rows_left_ -= 1;
       plan_.segments.push_back(
@@ -59,7 +59,7 @@ class StepPlanner {
     }
   }
 
-  void PreemptYoungest() {
+  void PreemptLast() {
     const RunningView& victim = state_.running[--num_kept_];
     available_ += victim.reclaimable_frames;
     plan_.preemptions.push_back(victim.id);
@@ -78,17 +78,24 @@ class StepPlanner {
   void PlanAdmissions() {
     int running = static_cast<int>(num_kept_);
     for (size_t i = 0; i < num_kept_; ++i) growing_ += state_.running[i].grows ? 1 : 0;
+    bool blocked = false;
     for (const WaitingView& view : state_.waiting) {
       if (running >= limits_.max_batch) return;
+      const bool saved = view.num_computed > 0;
+      if (blocked && !saved) continue;
       if (Fits(view.device)) {
         Admit(view, view.device, memory::Residency::kDevice);
         ++growing_;
       } else if (Fits(view.tiered)) {
         Admit(view, view.tiered, memory::Residency::kTiered);
+      } else if (running == 0) {
+        blocked = true;
+        continue;
       } else {
         return;
       }
       ++running;
+      if (blocked) return;
     }
   }
 
@@ -119,7 +126,7 @@ class StepPlanner {
   void PlanPrefills() {
     if (prefills_.empty()) return;
     const int spare = prefills_.size() > 1 ? rows_left_ / 2 : 0;
-    // At least one block for the oldest, whatever the budget.
+    // At least one block for the first, whatever the budget.
     Grant(&prefills_[0], std::max(rows_left_ - spare, std::min(rows_left_, kernels::kBlockTokens)));
     std::vector<PrefillWork*> others;
     for (size_t i = 1; i < prefills_.size(); ++i) others.push_back(&prefills_[i]);
@@ -155,7 +162,7 @@ class StepPlanner {
   int rows_left_;
   size_t num_kept_;
   int growing_ = 0;  // sequences, running or admitted, that take frames as they grow
-  std::vector<PrefillWork> prefills_;  // oldest first
+  std::vector<PrefillWork> prefills_;  // in rank
   BatchPlan plan_;
 };
 

@@ -1,19 +1,22 @@
 // The continuous batcher: who runs in the next step and how far. A pure function over views, so
 // that every rule can be tested and simulated without a model.
 //
-// Rules, each against a fault that others have shipped:
-//   1. Decodes come before everything, oldest first; when frames run out the youngest running
-//   sequence is
-//      preempted, be it the one that asked. The oldest is therefore never preempted and always
-//      moves.
+// Rules, each against a fault that others have shipped. Rank is by priority, the higher number
+// first, then by age:
+//   1. Decodes come before everything, first in rank first; when frames run out the last in rank of
+//      the running sequences is preempted, be it the one that asked. The first is therefore never
+//      preempted and always moves.
 //   2. Nothing is admitted in a step that preempts.
-//   3. Admission is first come, first served by age (preempted sequences are older than new ones),
-//   and only
-//      when the whole current length fits with a spare frame for every running sequence that grows.
-//   4. What is left of the row budget goes to prefill: the oldest gets at least half of it, the
-//   others follow
-//      by least remaining work, so that one long prompt neither starves nor blocks short ones.
-//   5. Chunks end on the 64-token grid of the sequence or at its end.
+//   3. Admission is strictly by rank (within a priority first come, first served: preempted
+//      sequences are older than new ones), and only when the whole current length fits with a spare
+//      frame for every running sequence that grows. A higher priority goes before lower ones for as
+//      long as there is any; it takes no place of one that runs but by rule 1.
+//   4. Where nothing runs and the first in rank does not fit, a saved sequence may go first: what
+//      it holds in the host pool may be what the other lacks.
+//   5. What is left of the row budget goes to prefill: the first in rank gets at least half of it,
+//      the others follow by least remaining work, so that one long prompt neither starves nor
+//      blocks short ones.
+//   6. Chunks end on the 64-token grid of the sequence or at its end.
 // A paused sequence (slow reader) keeps its blocks and takes no rows; it can be preempted.
 #pragma once
 
@@ -56,9 +59,11 @@ struct WaitingView {
 };
 
 struct BatchState {
-  std::vector<RunningView> running;  // oldest first
-  std::vector<WaitingView> waiting;  // oldest first; as many as could be admitted are enough
-  int available_frames = 0;          // free and cached
+  std::vector<RunningView> running;  // first in rank first
+  // First in rank first; as many as could be admitted are enough, and those that are saved where
+  // nothing runs.
+  std::vector<WaitingView> waiting;
+  int available_frames = 0;  // free and cached
   int available_host_blocks = 0;
 };
 

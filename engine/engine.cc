@@ -46,21 +46,23 @@ Engine::~Engine() {
 absl::Status Engine::Submit(std::shared_ptr<Request> request) {
   if (absl::Status fits = CheckFits(*request, options_, pools_); !fits.ok()) return fits;
   const int64_t prompt = static_cast<int64_t>(request->prompt.size());
+  const auto choices = static_cast<int>(request->num_choices);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (draining_) return DrainingError();
-    if (reserved_requests_ >= options_.max_queued_requests) {
-      return absl::ResourceExhaustedError(absl::StrCat("the queue holds ", reserved_requests_,
-                                                       " requests, its limit is ",
-                                                       options_.max_queued_requests));
+    // An empty queue takes any request that fits the batch and the context, else it could never be
+    // served.
+    if (reserved_requests_ > 0 && reserved_requests_ + choices > options_.max_queued_requests) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the queue holds ", reserved_requests_, " requests (choices counted) and ",
+                       choices, " more are too many, its limit is ", options_.max_queued_requests));
     }
-    // An empty queue takes any prompt that fits the context, else it could never be served.
     if (reserved_requests_ > 0 && reserved_tokens_ + prompt > options_.max_queued_tokens) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the queue holds ", reserved_tokens_, " prompt tokens and the request has ",
                        prompt, ", its limit is ", options_.max_queued_tokens));
     }
-    reserved_requests_ += 1;
+    reserved_requests_ += choices;
     reserved_tokens_ += prompt;
     emitter_.Expect();
   }

@@ -90,8 +90,8 @@ class Engine {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Request>> inbox_;
-  int reserved_requests_ =
-      0;  // accepted, not yet admitted or ended: inbox, queue and Submits under way
+  // Choices accepted, not yet admitted or ended: inbox, queue and Submits under way.
+  int reserved_requests_ = 0;
   int64_t reserved_tokens_ = 0;
   bool draining_ = false;
   int64_t drain_deadline_ns_ = kNoDeadline;

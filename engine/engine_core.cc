@@ -41,6 +41,11 @@ bool FitsPools(const Request& request, const EngineOptions& options, const memor
   return footprint.frames() <= pools.num_frames && footprint.host_blocks <= pools.num_host_blocks;
 }
 
+// What the sequence counts for in the queue of prompt tokens: choices share their prompt.
+int QueuedTokens(const Sequence& sequence) {
+  return sequence.choice == 0 ? sequence.num_prompt() : 0;
+}
+
 std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDemand& demand,
                              int blocks) {
   return absl::StrCat(memory::DescribeFootprint(pools.layout, demand, blocks), "; the pools have ",
@@ -62,6 +67,11 @@ memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
 
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
                        const memory::KvPools& pools) {
+  const auto most = std::min(kMaxChoices, static_cast<uint32_t>(options.max_batch));
+  if (request.num_choices < 1 || request.num_choices > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected 1 to ", most, " choices, found ", request.num_choices));
+  }
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = request.stopping.max_tokens;
   const int64_t total = prompt + max_tokens;
@@ -102,14 +112,17 @@ EngineCore::EngineCore(const EngineOptions& options, std::vector<TokenId> eos_to
 
 void EngineCore::Add(std::shared_ptr<Request> request) {
   AUGUR_CHECK(!request->prompt.empty());
-  auto sequence = std::make_unique<Sequence>();
-  sequence->id = next_id_++;
-  sequence->tokens = request->prompt;
-  sequence->tokens.reserve(request->prompt.size() + request->stopping.max_tokens);
-  sequence->rules = RulesOf(*request, eos_token_ids_);
-  sequence->times.arrival_ns = request->arrival_ns;
-  sequence->request = std::move(request);
-  waiting_.emplace(sequence->id, std::move(sequence));
+  for (uint32_t choice = 0; choice < request->num_choices; ++choice) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->id = next_id_++;
+    sequence->choice = choice;
+    sequence->tokens = request->prompt;
+    sequence->tokens.reserve(request->prompt.size() + request->stopping.max_tokens);
+    sequence->rules = RulesOf(*request, eos_token_ids_);
+    sequence->times.arrival_ns = request->arrival_ns;
+    sequence->request = request;
+    waiting_.emplace(sequence->id, std::move(sequence));
+  }
 }
 
 StepReport EngineCore::Step() {
@@ -151,7 +164,7 @@ void EngineCore::Sweep(int64_t now_ns, StepReport* report) {
   std::vector<SequenceId> retired;
   for (SequenceMap* map : {&waiting_, &running_}) {
     for (auto& [id, sequence] : *map) {
-      if (sequence->request->stop_matched.load(std::memory_order_acquire)) {
+      if (sequence->stop_matched()) {
         retired.push_back(id);
       } else if (absl::Status verdict = VerdictOn(sequence.get(), now_ns); !verdict.ok()) {
         ended.emplace_back(id, std::move(verdict));
@@ -160,6 +173,8 @@ void EngineCore::Sweep(int64_t now_ns, StepReport* report) {
   }
   for (const auto& [id, status] : ended) EndWith(id, status, report);
   for (const SequenceId id : retired) {
+    if (Find(id) == nullptr) continue;  // its request failed
+
     TokenEvent event;
     event.kind = TokenEvent::Kind::kRetired;
     End(id, std::move(event), report);
@@ -199,7 +214,8 @@ BatchState EngineCore::MakeBatchState() const {
   // keys and one for partial keys); with that many at hand nobody is preempted and what a
   // preemption would give back need not be counted.
   const bool tight = kv_->available_frames() < 3 * static_cast<int>(running_.size());
-  for (const auto& [id, sequence] : running_) {
+  for (const Sequence* sequence : Ranked(running_)) {
+    const SequenceId id = sequence->id;
     const bool paused = sequence->paused_since_ns != RequestTimes::kUnset || !kv_->Ready(id);
     state.running.push_back(
         {.id = id,
@@ -211,41 +227,81 @@ BatchState EngineCore::MakeBatchState() const {
          .decoding = sequence->decoding(),
          .paused = paused});
   }
-  // The head that does not fit ends admission, so no more than the free places need a look.
+  // The head that does not fit ends admission, so no more than the free places need a look; but for
+  // what was saved, where nothing runs.
   size_t places = options_.max_batch - running_.size();
-  for (const auto& [id, sequence] : waiting_) {
-    if (places-- == 0) break;
-    WaitingView view{.id = id,
-                     .num_tokens = sequence->num_tokens(),
-                     .num_computed = sequence->num_computed,
-                     .device = {},
-                     .tiered = {}};
-    if (kv_->is_saved(id)) {
-      const memory::KvCost cost = kv_->ResumeCost(
-          id, DemandOf(*sequence->request, options_, memory::Residency::kTiered).num_slots);
-      view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
-    } else {
-      // Where it could not end on the device it must not begin there: it would have to leave when
-      // it is the oldest, for host blocks that those who wait behind it may hold.
-      if (options_.residency != ResidencyMode::kTiered &&
-          FitsPools(*sequence->request, options_, kv_->pools(), memory::Residency::kDevice)) {
-        view.device = OptionFor(*sequence, memory::Residency::kDevice);
-      }
-      if (MayBeTiered(*sequence->request, options_)) {
-        view.tiered = OptionFor(*sequence, memory::Residency::kTiered);
-      }
-    }
-    state.waiting.push_back(view);
+  for (const Sequence* sequence : Ranked(waiting_)) {
+    if (places == 0 && !(running_.empty() && kv_->is_saved(sequence->id))) continue;
+    if (AwaitsPrompt(*sequence)) continue;
+    state.waiting.push_back(ViewOf(*sequence));
+    if (places > 0) --places;
   }
   return state;
 }
 
+WaitingView EngineCore::ViewOf(const Sequence& sequence) const {
+  WaitingView view{.id = sequence.id,
+                   .num_tokens = sequence.num_tokens(),
+                   .num_computed = sequence.num_computed,
+                   .device = {},
+                   .tiered = {}};
+  const Request& request = *sequence.request;
+  if (kv_->is_saved(sequence.id)) {
+    const memory::KvCost cost = kv_->ResumeCost(
+        sequence.id, DemandOf(request, options_, memory::Residency::kTiered).num_slots);
+    view.tiered = {.possible = true, .hit_blocks = 0, .frames = cost.frames, .host_blocks = 0};
+    return view;
+  }
+  // Where it could not end on the device it must not begin there: it would have to leave when
+  // it is the first in rank, for host blocks that those who wait behind it may hold.
+  if (options_.residency != ResidencyMode::kTiered &&
+      FitsPools(request, options_, kv_->pools(), memory::Residency::kDevice)) {
+    view.device = OptionFor(sequence, memory::Residency::kDevice);
+  }
+  if (MayBeTiered(request, options_)) {
+    view.tiered = OptionFor(sequence, memory::Residency::kTiered);
+  }
+  return view;
+}
+
+std::vector<Sequence*> EngineCore::Ranked(const SequenceMap& map) {
+  std::vector<Sequence*> ranked;
+  ranked.reserve(map.size());
+  for (const auto& [id, sequence] : map) ranked.push_back(sequence.get());
+  std::stable_sort(ranked.begin(), ranked.end(), [](const Sequence* a, const Sequence* b) {
+    return a->request->priority > b->request->priority;
+  });
+  return ranked;
+}
+
+const Sequence* EngineCore::Find(SequenceId id) const {
+  for (const SequenceMap* map : {&running_, &waiting_}) {
+    if (const auto found = map->find(id); found != map->end()) return found->second.get();
+  }
+  return nullptr;
+}
+
+// The first choice computes the prompt; the others wait for what of it the prefix cache can give
+// them.
+bool EngineCore::AwaitsPrompt(const Sequence& sequence) const {
+  if (sequence.choice == 0 || sequence.admitted_before()) return false;
+  const Sequence* first = Find(sequence.first_choice());
+  if (first == nullptr) return kv_->is_closing(sequence.first_choice());
+  return first->published_blocks < UsableBlocks(*first, first->num_prompt());
+}
+
+// Blocks that a prefix hit may cover of the first `tokens`: one at least is to be computed.
+int EngineCore::UsableBlocks(const Sequence& sequence, int tokens) {
+  // InfiniGen sums over all of the prompt's queries, which a hit would leave out.
+  if (sequence.request->attention.decode == AttentionPolicy::kInfinigen) return 0;
+  return std::min(static_cast<int>(sequence.request->block_keys.size()),
+                  (tokens - 1) / kernels::kBlockTokens);
+}
+
 AdmissionOption EngineCore::OptionFor(const Sequence& sequence, memory::Residency residency) const {
   const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
-  // InfiniGen sums over all of the prompt's queries, which a hit would leave out.
-  const bool whole = sequence.request->attention.decode == AttentionPolicy::kInfinigen;
-  const size_t most = whole ? 0 : (sequence.num_tokens() - 1) / kernels::kBlockTokens;
-  const std::span<const memory::BlockKey> usable(keys.data(), std::min(keys.size(), most));
+  const std::span<const memory::BlockKey> usable(keys.data(),
+                                                 UsableBlocks(sequence, sequence.num_tokens()));
   const int hits = kv_->CountCached(residency, usable);
   const memory::KvCost cost = kv_->CostOf(AdmissionOf(sequence, residency, hits));
   return {
@@ -262,13 +318,14 @@ memory::KvAdmission EngineCore::AdmissionOf(const Sequence& sequence, memory::Re
           .most_blocks = MostBlocks(*sequence.request)};
 }
 
-// One sequence at a time, the youngest that selects and decodes: it would be the first to go, and
-// written behind already it goes without a wait.
+// One sequence at a time, the last in rank that selects and decodes: it would be the first to go,
+// and written behind already it goes without a wait.
 void EngineCore::MirrorBeforePressure() {
   if (options_.residency != ResidencyMode::kAuto) return;
   if (kv_->available_frames() >= kv_->frame_counts().total / kMirrorShare) return;
-  for (auto at = running_.rbegin(); at != running_.rend(); ++at) {
-    const Sequence& sequence = *at->second;
+  const std::vector<Sequence*> ranked = Ranked(running_);
+  for (auto at = ranked.rbegin(); at != ranked.rend(); ++at) {
+    const Sequence& sequence = **at;
     const memory::SequenceKv& kv = kv_->sequence(sequence.id);
     if (kv.tiered() || !MayBeTiered(*sequence.request, options_)) continue;
     if (kv.writes_behind()) {
@@ -336,20 +393,32 @@ bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepRe
   if (!kv_->Open(AdmissionOf(sequence, admission.residency, admission.hit_blocks))) return false;
   sequence.num_computed = admission.hit_blocks * kernels::kBlockTokens;
   sequence.published_blocks = admission.hit_blocks;
-  stats_->prefix_query_blocks += keys.size();
-  stats_->prefix_hit_blocks += admission.hit_blocks;
-  if (!sequence.admitted_before()) {
-    sequence.times.admitted_ns = now_ns;
-    sequence.cached_tokens = sequence.num_computed;
-    sequence.high_water = sequence.num_computed;
-    stats_->cached_tokens += sequence.num_computed;
-    stats_->queue_seconds.Observe(static_cast<double>(now_ns - sequence.times.arrival_ns) /
-                                  memory::kNsPerSecond);
-    report->left_queue_requests += 1;
-    report->left_queue_tokens += sequence.num_prompt();
+  if (sequence.choice == 0) {
+    stats_->prefix_query_blocks += keys.size();
+    stats_->prefix_hit_blocks += admission.hit_blocks;
   }
+  if (!sequence.admitted_before()) NoteAdmission(&sequence, now_ns, report);
   running_.insert(waiting_.extract(admission.sequence));
   return true;
+}
+
+void EngineCore::NoteAdmission(Sequence* sequence, int64_t now_ns, StepReport* report) {
+  sequence->times.admitted_ns = now_ns;
+  report->left_queue_requests += 1;
+  report->left_queue_tokens += QueuedTokens(*sequence);
+  if (sequence->choice > 0) {
+    // Its part of the prompt was counted with the first choice.
+    sequence->high_water = sequence->num_prompt();
+    return;
+  }
+  sequence->high_water = sequence->num_computed;
+  stats_->cached_tokens += sequence->num_computed;
+  stats_->queue_seconds.Observe(static_cast<double>(now_ns - sequence->times.arrival_ns) /
+                                memory::kNsPerSecond);
+  sequence->cached_tokens = sequence->num_computed;
+  for (uint32_t choice = 1; choice < sequence->request->num_choices; ++choice) {
+    waiting_.at(sequence->id + choice)->cached_tokens = sequence->num_computed;
+  }
 }
 
 void EngineCore::RunSegments(StepReport* report) {
@@ -363,7 +432,7 @@ void EngineCore::RunSegments(StepReport* report) {
   AUGUR_CHECK(outputs_.tokens.size() == segments.size());
   report->rows = static_cast<int>(row_tokens_.size());
   report->device_ns = runner_->waited_ns() - waited_ns;
-  Update(segments, clock_->NowNs());
+  Update(segments, clock_->NowNs(), report);
 }
 
 void EngineCore::ReserveAhead() {
@@ -402,7 +471,7 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
                         .top_p = sampling.top_p,
                         .min_p = sampling.min_p,
                         .seed = sampling.seed,
-                        .choice_index = 0,
+                        .choice_index = sequence.choice,
                         .position = static_cast<uint32_t>(sequence.num_tokens())};
     const auto first = sequence.tokens.begin() + sequence.num_computed;
     row_tokens_.insert(row_tokens_.end(), first, first + planned.num_tokens);
@@ -411,15 +480,18 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
   AUGUR_CHECK(static_cast<int>(row_tokens_.size()) <= options_.max_batched_tokens);
 }
 
-void EngineCore::Update(const std::vector<StepSegment>& segments, int64_t now_ns) {
+void EngineCore::Update(const std::vector<StepSegment>& segments, int64_t now_ns,
+                        StepReport* report) {
   for (size_t i = 0; i < segments.size(); ++i) {
     const PlannedSegment& planned = plan_.segments[i];
-    UpdateOne(running_.at(planned.sequence).get(), planned, outputs_.tokens[i], now_ns);
+    const auto sequence = running_.find(planned.sequence);
+    if (sequence == running_.end()) continue;  // another choice of its request has failed
+    UpdateOne(sequence->second.get(), planned, outputs_.tokens[i], now_ns, report);
   }
 }
 
 void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token,
-                           int64_t now_ns) {
+                           int64_t now_ns, StepReport* report) {
   const int before = sequence->num_computed;
   sequence->num_computed += planned.num_tokens;
   const int fresh = std::max(0, sequence->num_computed - std::max(before, sequence->high_water));
@@ -442,8 +514,7 @@ void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, in
   }
   if (!planned.samples) return;
   if (token == kernels::kNotFinite) {
-    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"),
-            nullptr);
+    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"), report);
     return;
   }
   AppendToken(sequence, token, now_ns);
@@ -481,8 +552,10 @@ void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) 
   stats_->generated_tokens += 1;
   if (sequence->times.first_token_ns == RequestTimes::kUnset) {
     sequence->times.first_token_ns = now_ns;
-    stats_->first_token_seconds.Observe(static_cast<double>(now_ns - sequence->times.arrival_ns) /
-                                        memory::kNsPerSecond);
+    if (sequence->choice == 0) {
+      stats_->first_token_seconds.Observe(static_cast<double>(now_ns - sequence->times.arrival_ns) /
+                                          memory::kNsPerSecond);
+    }
   } else {
     stats_->inter_token_seconds.Observe(static_cast<double>(now_ns - sequence->last_token_ns) /
                                         memory::kNsPerSecond);
@@ -499,6 +572,7 @@ void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) 
 
   TokenEvent event;
   event.request = sequence->request;
+  event.choice = sequence->choice;
   event.kind = TokenEvent::Kind::kToken;
   event.token = token;
   event.hidden = is_stop || is_eos;
@@ -516,6 +590,7 @@ void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) 
 
 Completion EngineCore::DescribeCompletion(const Sequence& sequence) const {
   Completion completion;
+  completion.index = sequence.choice;
   completion.prompt_tokens = sequence.num_prompt();
   completion.cached_tokens = sequence.cached_tokens;
   completion.completion_tokens = sequence.num_generated();
@@ -541,30 +616,38 @@ void EngineCore::End(SequenceId id, TokenEvent event, StepReport* report) {
   const bool finished =
       event.kind == TokenEvent::Kind::kFinished || event.kind == TokenEvent::Kind::kRetired;
   event.request = sequence.request;
+  event.choice = sequence.choice;
   events_.push_back(std::move(event));
   if (&map == &running_ || kv_->is_saved(id)) ReleaseKv(&sequence, finished);
   if (!sequence.admitted_before()) {
     AUGUR_CHECK(report != nullptr);
     report->left_queue_requests += 1;
-    report->left_queue_tokens += sequence.num_prompt();
+    report->left_queue_tokens += QueuedTokens(sequence);
   }
   map.erase(id);
 }
 
 void EngineCore::EndWith(SequenceId id, const absl::Status& status, StepReport* report) {
-  TokenEvent event;
-  event.kind = TokenEvent::Kind::kFailed;
-  // A copy of its own: statuses share their text by a count that this thread and the emitter's
-  // would both drop.
-  event.status = absl::Status(status.code(), std::string(status.message()));
-  End(id, std::move(event), report);
+  const Sequence* sequence = Find(id);
+  if (sequence == nullptr) return;  // ended with another choice of its request
+  const SequenceId first = sequence->first_choice();
+  const SequenceId end = first + sequence->request->num_choices;
+  for (SequenceId choice = first; choice < end; ++choice) {
+    if (Find(choice) == nullptr) continue;
+    TokenEvent event;
+    event.kind = TokenEvent::Kind::kFailed;
+    // A copy of its own: statuses share their text by a count that this thread and the emitter's
+    // would both drop.
+    event.status = absl::Status(status.code(), std::string(status.message()));
+    End(choice, std::move(event), report);
+  }
 }
 
 StepReport EngineCore::EndQueued(const absl::Status& status) {
   StepReport report;
   std::vector<SequenceId> ids;
   for (const auto& [id, sequence] : waiting_) {
-    if (!sequence->admitted_before()) ids.push_back(id);
+    if (sequence->choice == 0 && !sequence->admitted_before()) ids.push_back(id);
   }
   for (const SequenceId id : ids) EndWith(id, status, &report);
   ExportGauges();

@@ -31,8 +31,8 @@ struct StepReport {
   int64_t device_ns = 0;        // that the step waited for a device
   bool moved = false;           // something ran, came or went: another step may have more to do
   bool awaits_copies = false;   // nothing to do but copies are under way: a restore, a closing end
-  int left_queue_requests = 0;  // admitted for the first time or ended before that
-  int64_t left_queue_tokens = 0;  // their prompt tokens
+  int left_queue_requests = 0;  // choices admitted for the first time or ended before that
+  int64_t left_queue_tokens = 0;  // their prompt tokens, counted once a request
 };
 
 // What the KV of the request needs under `residency`.
@@ -58,7 +58,7 @@ class EngineCore {
   // that news reaches it; the simulation and tests call this.
   void WaitForCopies();
 
-  // Ends, with `status`, what was never admitted; or everything.
+  // Ends, with `status`, requests of which nothing was ever admitted; or everything.
   StepReport EndQueued(const absl::Status& status);
   StepReport EndAll(const absl::Status& status);
 
@@ -81,7 +81,13 @@ class EngineCore {
 
   void Sweep(int64_t now_ns, StepReport* report);
   absl::Status VerdictOn(Sequence* sequence, int64_t now_ns) const;
+  // First in rank first: by priority, then by age.
+  static std::vector<Sequence*> Ranked(const SequenceMap& map);
+  static int UsableBlocks(const Sequence& sequence, int tokens);
+  const Sequence* Find(memory::SequenceId id) const;  // null: ended
+  bool AwaitsPrompt(const Sequence& sequence) const;
   BatchState MakeBatchState() const;
+  WaitingView ViewOf(const Sequence& sequence) const;
   AdmissionOption OptionFor(const Sequence& sequence, memory::Residency residency) const;
   memory::KvAdmission AdmissionOf(const Sequence& sequence, memory::Residency residency,
                                   int hits) const;
@@ -89,11 +95,13 @@ class EngineCore {
   void MirrorBeforePressure();
   void ApplyAdmissions(int64_t now_ns, StepReport* report);
   bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
+  void NoteAdmission(Sequence* sequence, int64_t now_ns, StepReport* report);
   void RunSegments(StepReport* report);
   void GatherInputs(std::vector<StepSegment>* segments);
   void ReserveAhead();
-  void Update(const std::vector<StepSegment>& segments, int64_t now_ns);
-  void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns);
+  void Update(const std::vector<StepSegment>& segments, int64_t now_ns, StepReport* report);
+  void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns,
+                 StepReport* report);
   void PublishPromptBlocks(Sequence* sequence);
   void ReleaseKv(Sequence* sequence, bool finished);
   void AppendToken(Sequence* sequence, TokenId token, int64_t now_ns);
@@ -101,6 +109,7 @@ class EngineCore {
   Completion DescribeCompletion(const Sequence& sequence) const;
   // Posts the terminal event, frees the blocks and forgets the sequence.
   void End(memory::SequenceId id, TokenEvent event, StepReport* report);
+  // With all choices of its request that there still are; nothing where it has ended.
   void EndWith(memory::SequenceId id, const absl::Status& status, StepReport* report);
   void PostEvents();
   void ExportGauges();

@@ -18,7 +18,7 @@ struct EngineOptions {
   int max_batch = 32;  // sequences in a step
   int max_batched_tokens =
       512;  // rows in a step; at least max_batch + 64, so that prefill always moves
-  int max_queued_requests = 256;        // accepted and not yet admitted
+  int max_queued_requests = 256;        // accepted and not yet admitted; each choice counts
   int64_t max_queued_tokens = 1 << 20;  // prompt tokens of those
   bool prefix_cache = true;
   int64_t slow_reader_timeout_ns = 30'000'000'000;

@@ -20,6 +20,9 @@
 
 namespace augur::engine {
 
+// Choices of one request at most: their stop matches are bits of one word.
+inline constexpr uint32_t kMaxChoices = 64;
+
 inline constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max();
 
 enum class FinishReason { kStop, kLength, kEos };
@@ -44,6 +47,7 @@ struct StoppingCriteria {
   std::vector<std::string> stop;  // matched in the decoded text
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
+  bool include_stop = false;  // the text shows the stop string
 };
 
 struct OutputOptions {
@@ -61,6 +65,7 @@ struct PrefillProgress {
 };
 
 struct TokenChunk {
+  uint32_t index = 0;              // of the choice
   std::string text;                // valid UTF-8, may be empty
   std::vector<TokenId> token_ids;  // only when OutputOptions::token_ids
   uint32_t num_tokens = 0;         // generated tokens that this chunk accounts for
@@ -76,17 +81,23 @@ struct RequestTimes {
 };
 
 struct Completion {
+  uint32_t index = 0;  // of the choice
+  bool last = false;   // every other choice has ended before: nothing comes after
   FinishReason reason = FinishReason::kLength;
   TokenId stop_token_id = -1;  // set when a stop or end-of-sequence id ended it
   std::string stop_string;     // set when a stop string ended it
+  // Of the request, the same for each choice: choices share one prompt.
   uint32_t prompt_tokens = 0;
   uint32_t cached_tokens = 0;
+  // Of this choice.
   uint32_t completion_tokens = 0;  // as told to the client: up to and with the token that ended it
   uint32_t preemptions = 0;
   RequestTimes times;
 };
 
-// Where results go. Calls for one request come in order and from one thread at a time (OnAccepted
+// Where results go. OnFinished comes once a choice; choices' chunks come in any order among each
+// other.
+// Calls for one request come in order and from one thread at a time (OnAccepted
 // from the submitting thread before any other, the rest from the emitter's); they must not block
 // and must not throw.
 class ResponseSink {
@@ -97,15 +108,19 @@ class ResponseSink {
   virtual void OnProgress(const PrefillProgress& progress) = 0;
   virtual void OnChunk(TokenChunk chunk) = 0;
   virtual void OnFinished(const Completion& completion) = 0;
-  // The only end of a request that failed, was cancelled, ran out of time or met a drain.
+  // The only end of a request that failed, was cancelled, ran out of time or met a drain, whatever
+  // choices had finished before.
   virtual void OnError(const absl::Status& status) = 0;
 };
 
 struct Request {
   std::string id;               // the client's label, or one made by the server; not unique
   std::vector<TokenId> prompt;  // at least one id, all inside the vocabulary
-  std::vector<memory::BlockKey>
-      block_keys;  // one for each full block of the prompt; empty: no prefix cache
+  // One for each full block of the prompt; empty: no prefix cache, and every choice computes the
+  // prompt.
+  std::vector<memory::BlockKey> block_keys;
+  uint32_t num_choices = 1;  // 1 to kMaxChoices; they differ in their draws
+  int32_t priority = 0;      // a higher number goes first
   SamplingParams sampling;
   StoppingCriteria stopping;
   OutputOptions output;
@@ -120,9 +135,9 @@ struct Request {
   // when it stays so for EngineOptions::slow_reader_timeout_ns the engine ends it with
   // RESOURCE_EXHAUSTED.
   std::atomic<bool> paused{false};
-  // Set by the emitter when a stop string matched: the engine retires the sequence without another
-  // word.
-  std::atomic<bool> stop_matched{false};
+  // A bit a choice, set by the emitter when a stop string matched: the engine retires the sequence
+  // without another word.
+  std::atomic<uint64_t> stop_matched{0};
 };
 
 }  // namespace augur::engine

@@ -1,4 +1,5 @@
-// The engine's mutable state of an accepted request. Owned and touched by the engine thread alone.
+// The engine's mutable state of one choice of an accepted request. Owned and touched by the engine
+// thread alone.
 //
 // A sequence is waiting (not yet admitted, preempted with nothing left, or saved on the host) or
 // running (open in the KV store). tokens holds prompt and generated ids; the KV of the first
@@ -18,14 +19,15 @@
 namespace augur::engine {
 
 struct Sequence {
-  memory::SequenceId id = 0;  // rises with arrival: the age order
+  memory::SequenceId id = 0;  // rises with arrival: the age order; choices of a request in a row
+  uint32_t choice = 0;
   std::shared_ptr<Request> request;
   std::vector<TokenId> tokens;  // prompt, then generated
   std::optional<LogitRules> rules;
   int num_computed = 0;
   int high_water = 0;  // most tokens ever computed: beyond it work is new, below it recomputed
   int published_blocks = 0;    // of the prompt, offered to the prefix cache
-  uint32_t cached_tokens = 0;  // prefix hit at the first admission
+  uint32_t cached_tokens = 0;  // prefix hit at the request's first admission
   uint32_t preemptions = 0;
   int64_t last_token_ns = 0;
   int64_t paused_since_ns = RequestTimes::kUnset;
@@ -36,6 +38,10 @@ struct Sequence {
   int num_prompt() const { return static_cast<int>(request->prompt.size()); }
   int num_generated() const { return num_tokens() - num_prompt(); }
   bool decoding() const { return num_generated() > 0 && remaining() == 1; }
+  memory::SequenceId first_choice() const { return id - choice; }
+  bool stop_matched() const {
+    return ((request->stop_matched.load(std::memory_order_acquire) >> choice) & 1) != 0;
+  }
   bool admitted_before() const { return times.admitted_ns != RequestTimes::kUnset; }
 };
 

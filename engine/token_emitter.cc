@@ -34,6 +34,13 @@ Outcome OutcomeOf(FinishReason reason) {
   return Outcome::kInternal;
 }
 
+void DeliverChunk(const TokenEvent& event, TextStream* text) {
+  TokenChunk chunk;
+  if (!text->TakeChunk(&chunk)) return;
+  chunk.index = event.choice;
+  event.request->sink->OnChunk(std::move(chunk));
+}
+
 }  // namespace
 
 TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
@@ -53,7 +60,7 @@ bool TextStream::Push(TokenId token, bool hidden, std::string* matched_stop) {
 
 bool TextStream::PushText(std::string text, std::string* matched_stop) {
   if (text.empty()) return false;
-  StopMatcher::Result result = matcher_.Push(text, /*include_stop=*/false);
+  StopMatcher::Result result = matcher_.Push(text, stopping_.include_stop);
   pending_.text += result.text;
   if (!result.matched.has_value()) return false;
   *matched_stop = stopping_.stop[*result.matched];
@@ -120,62 +127,74 @@ void TokenEmitter::RunLoop() {
 
 void TokenEmitter::Handle(const TokenEvent& event) {
   std::unique_ptr<Live>& live = live_[event.request.get()];
-  if (live == nullptr) live = std::make_unique<Live>(tokenizer_, *event.request);
+  if (live == nullptr) live = std::make_unique<Live>(*event.request);
+  if (HandleLive(event, live.get())) return;
+  live_.erase(event.request.get());
+  outstanding_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+bool TokenEmitter::HandleLive(const TokenEvent& event, Live* live) {
+  const bool done = live->failed || live->choices[event.choice].done;
   switch (event.kind) {
     case TokenEvent::Kind::kProgress:
-      if (!live->done) event.request->sink->OnProgress(event.progress);
-      return;
+      if (!done) event.request->sink->OnProgress(event.progress);
+      return true;
     case TokenEvent::Kind::kToken:
-      if (!live->done) HandleToken(event, live.get());
-      return;
+      if (!done) HandleToken(event, live);
+      return true;
     case TokenEvent::Kind::kFinished:
-      if (!live->done) Finish(event, live.get());
+      if (!done) Finish(event, live);
       break;
     case TokenEvent::Kind::kFailed:
-      if (!live->done) {
+      if (!done) {
+        live->failed = true;
         stats_->outcomes[static_cast<size_t>(OutcomeOf(event.status))] += 1;
         event.request->sink->OnError(event.status);
       }
       break;
     case TokenEvent::Kind::kRetired:
-      AUGUR_CHECK(live->done);
+      AUGUR_CHECK(done);
       break;
   }
-  live_.erase(event.request.get());
-  outstanding_.fetch_sub(1, std::memory_order_acq_rel);
+  return ++live->ended < live->choices.size();
 }
 
 void TokenEmitter::HandleToken(const TokenEvent& event, Live* live) {
   std::string matched_stop;
-  const bool stopped = live->text.Push(event.token, event.hidden, &matched_stop);
-  TokenChunk chunk;
-  if (live->text.TakeChunk(&chunk)) event.request->sink->OnChunk(std::move(chunk));
+  Choice& choice = live->choices[event.choice];
+  if (!choice.text.has_value()) choice.text.emplace(tokenizer_, *event.request);
+  const bool stopped = choice.text->Push(event.token, event.hidden, &matched_stop);
+  DeliverChunk(event, &*choice.text);
   if (!stopped) return;
   Completion completion = event.completion;
   completion.reason = FinishReason::kStop;
   completion.stop_string = std::move(matched_stop);
   completion.times.finished_ns = clock_->NowNs();
-  live->done = true;
-  event.request->stop_matched.store(true, std::memory_order_release);
-  RecordEnd(completion);
-  event.request->sink->OnFinished(completion);
+  choice.done = true;
+  event.request->stop_matched.fetch_or(uint64_t{1} << event.choice, std::memory_order_release);
+  DeliverEnd(event, std::move(completion), live);
 }
 
 void TokenEmitter::Finish(const TokenEvent& event, Live* live) {
-  live->text.Close();
-  TokenChunk chunk;
-  if (live->text.TakeChunk(&chunk)) event.request->sink->OnChunk(std::move(chunk));
-  RecordEnd(event.completion);
-  event.request->sink->OnFinished(event.completion);
+  if (std::optional<TextStream>& text = live->choices[event.choice].text; text.has_value()) {
+    text->Close();
+    DeliverChunk(event, &*text);
+  }
+  DeliverEnd(event, event.completion, live);
 }
 
-void TokenEmitter::RecordEnd(const Completion& completion) {
-  stats_->outcomes[static_cast<size_t>(OutcomeOf(completion.reason))] += 1;
-  stats_->request_seconds.Observe(
-      static_cast<double>(completion.times.finished_ns - completion.times.arrival_ns) /
-      memory::kNsPerSecond);
-  stats_->request_prompt_tokens.Observe(completion.prompt_tokens);
+void TokenEmitter::DeliverEnd(const TokenEvent& event, Completion completion, Live* live) {
+  live->choices[event.choice].text.reset();
+  completion.last = ++live->finished == live->choices.size();
   stats_->request_generated_tokens.Observe(completion.completion_tokens);
+  if (completion.last) {
+    stats_->outcomes[static_cast<size_t>(OutcomeOf(completion.reason))] += 1;
+    stats_->request_seconds.Observe(
+        static_cast<double>(completion.times.finished_ns - completion.times.arrival_ns) /
+        memory::kNsPerSecond);
+    stats_->request_prompt_tokens.Observe(completion.prompt_tokens);
+  }
+  event.request->sink->OnFinished(completion);
 }
 
 }  // namespace augur::engine

@@ -33,7 +33,7 @@ class TextStream {
   TextStream(const Tokenizer* tokenizer, const Request& request);
 
   // Feeds a token. Returns whether a stop string matched; then `matched_stop` names it and nothing
-  // more may be fed.
+  // more may be fed. With include_stop the text ends with it.
   bool Push(TokenId token, bool hidden, std::string* matched_stop);
   // The sequence is over: what was held back becomes part of the pending chunk.
   void Close();
@@ -71,17 +71,25 @@ class TokenEmitter final : public TokenOutput {
   int outstanding() const { return outstanding_.load(std::memory_order_acquire); }
 
  private:
-  struct Live {
-    TextStream text;
+  struct Choice {
+    std::optional<TextStream> text;  // from its first token to its end
     bool done = false;  // ended by a stop string; the core's terminal event is still to come
-    explicit Live(const Tokenizer* tokenizer, const Request& request) : text(tokenizer, request) {}
+  };
+  struct Live {
+    std::vector<Choice> choices;
+    uint32_t finished = 0;  // OnFinished was called so often
+    uint32_t ended = 0;     // terminal events of the core
+    bool failed = false;    // OnError was called
+    explicit Live(const Request& request) : choices(request.num_choices) {}
   };
 
   void RunLoop();
   void Handle(const TokenEvent& event);
+  // False: the event is the last of its request.
+  bool HandleLive(const TokenEvent& event, Live* live);
   void HandleToken(const TokenEvent& event, Live* live);
   void Finish(const TokenEvent& event, Live* live);
-  void RecordEnd(const Completion& completion);
+  void DeliverEnd(const TokenEvent& event, Completion completion, Live* live);
 
   const Tokenizer* const tokenizer_;
   EngineStats* const stats_;

@@ -15,11 +15,12 @@ struct TokenEvent {
     kProgress,  // progress is set
     kToken,     // one generated token
     kFinished,  // completion is set; the token that ended it, if any, came as a kToken before
-    kFailed,    // status is set
+    kFailed,    // status is set; all choices of the request fail together
     kRetired,   // gone without a word: the emitter had ended it already (stop string)
   };
 
   std::shared_ptr<Request> request;
+  uint32_t choice = 0;
   Kind kind = Kind::kToken;
   TokenId token = 0;
   bool hidden = false;  // kToken: ends the sequence and is not part of its text
@@ -29,7 +30,7 @@ struct TokenEvent {
   absl::Status status;
 };
 
-// Exactly one of kFinished, kFailed, kRetired per request, and nothing after it.
+// Exactly one of kFinished, kFailed, kRetired per choice, and nothing of it after that.
 class TokenOutput {
  public:
   virtual ~TokenOutput() = default;

@@ -96,6 +96,7 @@ class KvStore {
   SequenceKv& sequence(SequenceId id) { return *open_.at(id); }
   bool is_open(SequenceId id) const { return open_.contains(id); }
   bool is_saved(SequenceId id) const { return saved_.contains(id); }
+  bool is_closing(SequenceId id) const { return closing_.contains(id); }
   int num_open() const { return static_cast<int>(open_.size()); }
   int num_saved() const { return static_cast<int>(saved_.size()); }
   int num_closing() const { return static_cast<int>(closing_.size()); }

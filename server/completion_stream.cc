@@ -61,6 +61,7 @@ void FillTimings(const engine::Completion& completion, v1::Timings* timings) {
 v1::CompleteResponse ToProto(const engine::Completion& completion) {
   v1::CompleteResponse message;
   v1::Finished* finished = message.mutable_finished();
+  finished->set_index(completion.index);
   finished->set_finish_reason(ToProto(completion.reason));
   if (completion.stop_token_id >= 0) {
     finished->set_stop_token_id(static_cast<uint32_t>(completion.stop_token_id));
@@ -153,10 +154,11 @@ void CompletionStream::OnChunk(engine::TokenChunk chunk) {
     const std::lock_guard lock(mutex_);
     v1::CompleteResponse message;
     v1::TokenChunk* part = message.mutable_chunk();
+    part->set_index(chunk.index);
     part->set_text(std::move(chunk.text));
     for (const engine::TokenId id : chunk.token_ids) part->add_token_ids(static_cast<uint32_t>(id));
     part->set_num_tokens(chunk.num_tokens);
-    if (record_.completion_tokens == 0 && chunk.num_tokens > 0) {
+    if (record_.first_token_ms < 0 && chunk.num_tokens > 0) {
       record_.first_token_ms = MsBetween(created_ns_, environment_->clock->NowNs());
     }
     record_.completion_tokens += chunk.num_tokens;
@@ -172,13 +174,14 @@ void CompletionStream::OnFinished(const engine::Completion& completion) {
     record_.reason = ToEndReason(completion.reason);
     record_.prompt_tokens = completion.prompt_tokens;
     record_.cached_tokens = completion.cached_tokens;
-    record_.completion_tokens = completion.completion_tokens;
-    record_.preemptions = completion.preemptions;
-    record_.queue_ms = MsBetween(times.arrival_ns, times.admitted_ns);
-    record_.prefill_ms = MsBetween(times.admitted_ns, times.first_token_ns);
-    record_.first_token_ms = MsBetween(times.arrival_ns, times.first_token_ns);
+    record_.preemptions += completion.preemptions;
+    if (completion.index == 0) {
+      record_.queue_ms = MsBetween(times.arrival_ns, times.admitted_ns);
+      record_.prefill_ms = MsBetween(times.admitted_ns, times.first_token_ns);
+      record_.first_token_ms = MsBetween(times.arrival_ns, times.first_token_ns);
+    }
     Enqueue(ToProto(completion));
-    SetEnd(absl::OkStatus());
+    if (completion.last) SetEnd(absl::OkStatus());
   }
   Pump();
 }
@@ -262,7 +265,7 @@ void CompletionStream::OnDone() {
 
 void CompletionStream::Enqueue(v1::CompleteResponse message) {
   if (cancelled_ || end_.has_value()) return;
-  if (!MergeIntoLast(message)) {
+  if (!MergeIntoQueue(message)) {
     Queued queued;
     queued.bytes = static_cast<int64_t>(message.ByteSizeLong());
     queued.message = std::move(message);
@@ -273,34 +276,49 @@ void CompletionStream::Enqueue(v1::CompleteResponse message) {
   UpdatePause();
 }
 
+// The waiting message that `message` can become part of; null: none. Chunks of a choice are in
+// order among themselves alone.
+CompletionStream::Queued* CompletionStream::FindMergeable(const v1::CompleteResponse& message) {
+  if (message.has_progress()) {
+    const bool waits = !queue_.empty() && queue_.back().message.has_progress();
+    return waits ? &queue_.back() : nullptr;
+  }
+  if (!message.has_chunk()) return nullptr;
+  for (auto queued = queue_.rbegin(); queued != queue_.rend(); ++queued) {
+    if (!queued->message.has_chunk()) continue;
+    if (queued->message.chunk().index() != message.chunk().index()) continue;
+    return queued->bytes < kMaxMergedBytes ? &*queued : nullptr;
+  }
+  return nullptr;
+}
+
 // Joins text with text that still waits, and lets a newer progress report replace an older one:
-// what waits for a slow reader is then a handful of messages.
-bool CompletionStream::MergeIntoLast(const v1::CompleteResponse& message) {
-  if (queue_.empty()) return false;
-  Queued& last = queue_.back();
-  if (message.has_chunk() && last.message.has_chunk() && last.bytes < kMaxMergedBytes) {
-    v1::TokenChunk* chunk = last.message.mutable_chunk();
+// what waits for a slow reader is then a handful of messages for each choice.
+bool CompletionStream::MergeIntoQueue(const v1::CompleteResponse& message) {
+  Queued* queued = FindMergeable(message);
+  if (queued == nullptr) return false;
+  if (message.has_chunk()) {
+    v1::TokenChunk* chunk = queued->message.mutable_chunk();
     chunk->mutable_text()->append(message.chunk().text());
     chunk->mutable_token_ids()->MergeFrom(message.chunk().token_ids());
     chunk->set_num_tokens(chunk->num_tokens() + message.chunk().num_tokens());
-  } else if (message.has_progress() && last.message.has_progress()) {
-    *last.message.mutable_progress() = message.progress();
   } else {
-    return false;
+    *queued->message.mutable_progress() = message.progress();
   }
-  const auto bytes = static_cast<int64_t>(last.message.ByteSizeLong());
-  queued_bytes_ += bytes - last.bytes;
-  last.bytes = bytes;
-  ++last.events;
+  const auto bytes = static_cast<int64_t>(queued->message.ByteSizeLong());
+  queued_bytes_ += bytes - queued->bytes;
+  queued->bytes = bytes;
+  ++queued->events;
   return true;
 }
 
 void CompletionStream::UpdatePause() {
   if (request_ == nullptr || end_.has_value()) return;
   const StreamLimits& limits = environment_->limits;
-  const bool full = queued_bytes_ > limits.buffer_bytes || queued_events_ > limits.buffer_messages;
-  const bool half =
-      queued_bytes_ <= limits.buffer_bytes / 2 && queued_events_ <= limits.buffer_messages / 2;
+  // A step has an event for each choice.
+  const int64_t most_events = limits.buffer_messages * request_->num_choices;
+  const bool full = queued_bytes_ > limits.buffer_bytes || queued_events_ > most_events;
+  const bool half = queued_bytes_ <= limits.buffer_bytes / 2 && queued_events_ <= most_events / 2;
   if (!paused_ && full) {
     paused_ = true;
     request_->paused.store(true);

@@ -40,7 +40,7 @@ namespace augur::server {
 
 struct StreamLimits {
   int64_t buffer_bytes = 64 << 10;  // of queued messages, before the request is paused
-  int64_t buffer_messages = 256;    // of queued events, merged ones counted apart
+  int64_t buffer_messages = 256;    // of queued events of a choice, merged ones counted apart
   // How long an ended stream waits for a write that makes no progress.
   int64_t linger_ns = 30'000'000'000;
   int64_t retry_pushback_ms = 1000;  // advice to a client that found the queue full
@@ -94,7 +94,8 @@ class CompletionStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 
   // All with mutex_ held.
   void Enqueue(v1::CompleteResponse message);
-  bool MergeIntoLast(const v1::CompleteResponse& message);
+  Queued* FindMergeable(const v1::CompleteResponse& message);
+  bool MergeIntoQueue(const v1::CompleteResponse& message);
   void UpdatePause();
   void DropQueue();
   void SetEnd(const absl::Status& status);

@@ -85,6 +85,7 @@ Status CheckLabels(const v1::CompleteRequest& request, const Deployment& deploym
   result->request_id = request.request_id();
   result->cache_salt = request.cache_salt();
   result->bypass_prefix_cache = request.bypass_prefix_cache();
+  result->priority = request.priority();
   return OkStatus();
 }
 
@@ -192,12 +193,18 @@ Status CheckSomethingToDraw(const Deployment& deployment, const ValidatedRequest
              stopping.min_tokens));
 }
 
-Status CheckChoices(const v1::SamplingParams& params) {
+Status CheckChoices(const v1::SamplingParams& params, const Deployment& deployment,
+                    ValidatedRequest* result) {
   const uint32_t n = params.has_n() ? params.n() : 1;
-  if (n < 1 || n > 64) {
-    return InvalidArgumentError(StrCat("sampling.n: expected an integer from 1 to 64, found ", n));
+  const auto batch = static_cast<uint32_t>(deployment.max_batch);
+  const uint32_t most = std::min(engine::kMaxChoices, batch);
+  if (n < 1 || n > most) {
+    return InvalidArgumentError(StrCat("sampling.n: expected an integer from 1 to ", most,
+                                       batch < engine::kMaxChoices ? " (batch)" : "", ", found ",
+                                       n));
   }
-  return n == 1 ? OkStatus() : NotServed("sampling.n");
+  result->num_choices = n;
+  return OkStatus();
 }
 
 // Runs before the prompt is looked at, which needs max_tokens.
@@ -222,6 +229,7 @@ Status CheckStops(const v1::StoppingCriteria& criteria, const Deployment& deploy
                   ValidatedRequest* result) {
   engine::StoppingCriteria& stopping = result->stopping;
   stopping.ignore_eos = criteria.ignore_eos();
+  stopping.include_stop = criteria.include_stop();
   if (static_cast<size_t>(criteria.stop_size()) > kMaxStops) {
     return InvalidArgumentError(StrCat("stopping.stop: expected at most ", kMaxStops,
                                        " strings, found ", criteria.stop_size()));
@@ -245,7 +253,7 @@ Status CheckStops(const v1::StoppingCriteria& criteria, const Deployment& deploy
   if (!status.ok()) return status;
   stopping.stop_token_ids.assign(criteria.stop_token_ids().begin(),
                                  criteria.stop_token_ids().end());
-  return criteria.include_stop() ? NotServed("stopping.include_stop") : OkStatus();
+  return OkStatus();
 }
 
 Status CheckLogprobs(const char* field, bool present, uint32_t value) {
@@ -355,12 +363,11 @@ absl::StatusOr<ValidatedRequest> Validate(const v1::CompleteRequest& request,
   if (status.ok()) status = CheckSampling(request.sampling(), &result);
   if (status.ok()) status = CheckPenalties(request.sampling(), &result);
   if (status.ok()) status = CheckLogitRules(request.sampling(), deployment, &result);
-  if (status.ok()) status = CheckChoices(request.sampling());
+  if (status.ok()) status = CheckChoices(request.sampling(), deployment, &result);
   if (status.ok()) status = CheckStops(request.stopping(), deployment, &result);
   if (status.ok()) status = CheckSomethingToDraw(deployment, result);
   if (status.ok()) status = CheckOutput(request.output(), deployment, &result);
   if (status.ok()) status = CheckAttention(request.attention(), deployment, &result);
-  if (status.ok() && request.priority() != 0) status = NotServed("priority");
   if (!status.ok()) return status;
   return result;
 }

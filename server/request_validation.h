@@ -43,6 +43,8 @@ struct ValidatedRequest {
   engine::StoppingCriteria stopping;
   engine::OutputOptions output;
   engine::AttentionChoice attention;
+  uint32_t num_choices = 1;
+  int32_t priority = 0;
   std::string cache_salt;
   bool bypass_prefix_cache = false;
 };

@@ -20,6 +20,8 @@ absl::Status Router::Route(ValidatedRequest validated, std::shared_ptr<engine::R
   request->stopping = std::move(validated.stopping);
   request->output = validated.output;
   request->attention = validated.attention;
+  request->num_choices = validated.num_choices;
+  request->priority = validated.priority;
   const auto bytes = static_cast<int64_t>(validated.text.size() +
                                           validated.token_ids.size() * sizeof(engine::TokenId));
   // shared: std::function must be copyable, the text should not be copied.
@@ -49,17 +51,25 @@ absl::Status Router::FillPrompt(const ValidatedRequest& validated, engine::Reque
   absl::Status status = CheckFitsContext(static_cast<int64_t>(request->prompt.size()),
                                          request->stopping.max_tokens, *deployment_);
   if (!status.ok()) return status;
-  // InfiniGen's keys are chosen anew for each request.
-  const engine::AttentionChoice& attention = request->attention;
-  const bool cacheable = attention.decode != engine::AttentionPolicy::kInfinigen;
-  if (deployment_->prefix_cache && !validated.bypass_prefix_cache && cacheable) {
-    const bool all_dense = static_cast<int>(request->prompt.size()) < attention.dense_len;
-    request->block_keys = memory::MakeBlockKeys(
-        block_key_secret_,
-        deployment_->kv_variant + "/" + attention.Fingerprint() + (all_dense ? "/short" : ""),
-        validated.cache_salt, request->prompt);
-  }
+  request->block_keys = MakeKeys(validated, *request);
   return absl::OkStatus();
+}
+
+std::vector<memory::BlockKey> Router::MakeKeys(const ValidatedRequest& validated,
+                                               const engine::Request& request) const {
+  const engine::AttentionChoice& attention = request.attention;
+  // InfiniGen's keys are chosen anew for each request.
+  if (attention.decode == engine::AttentionPolicy::kInfinigen) return {};
+  const bool all_dense = static_cast<int>(request.prompt.size()) < attention.dense_len;
+  const std::string variant =
+      deployment_->kv_variant + "/" + attention.Fingerprint() + (all_dense ? "/short" : "");
+  const bool shared = deployment_->prefix_cache && !validated.bypass_prefix_cache;
+  if (shared) {
+    return memory::MakeBlockKeys(block_key_secret_, variant, validated.cache_salt, request.prompt);
+  }
+  if (request.num_choices == 1) return {};
+  // Choices share their prompt under keys that nobody else can have: of a secret of their own.
+  return memory::MakeBlockKeys(memory::DrawBlockKeySecret(), variant, "", request.prompt);
 }
 
 // A client that left, or a deadline that passed, while the text waited its turn costs no more work.

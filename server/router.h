@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/request.h"
@@ -38,6 +39,9 @@ class Router {
   void EncodeAndSubmit(const ValidatedRequest& validated,
                        const std::shared_ptr<engine::Request>& request);
   absl::Status FillPrompt(const ValidatedRequest& validated, engine::Request* request) const;
+  // Names of the prompt's blocks for the prefix cache; none where nothing may be shared.
+  std::vector<memory::BlockKey> MakeKeys(const ValidatedRequest& validated,
+                                         const engine::Request& request) const;
   absl::Status CheckStillWanted(const engine::Request& request) const;
 
   const Deployment* const deployment_;

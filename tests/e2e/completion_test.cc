@@ -1,7 +1,9 @@
 // What one client sees of a running daemon: the order of a stream, its text, its refusals.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
+#include <set>
 
 #include "engine/tokenizer/utf8.h"
 #include "tests/e2e/needles.h"
@@ -94,6 +96,56 @@ TEST_F(CompletionTest, PrefixHitIsToldAndChangesNothing) {
   EXPECT_EQ(RunWell(request).finished->usage().cached_tokens(), 0);
   request.set_bypass_prefix_cache(true);
   EXPECT_EQ(RunWell(request).finished->usage().cached_tokens(), 0);
+}
+
+// The first choice is the one choice of n = 1, the others are their own, whatever n is and whether
+// their prompt may be shared with others or not.
+TEST_F(CompletionTest, ChoicesOfOnePrompt) {
+  v1::CompleteRequest request = WildRequest(3, 1.2, 24);
+  request.set_text(needle_.prompt.substr(0, 2000));
+  const CallResult alone = RunWell(request);
+  std::map<uint32_t, std::vector<uint32_t>> known = {{0, alone.TokenIds()}};
+  for (const uint32_t n : {2u, 9u}) {
+    for (const bool bypass : {false, true}) {
+      request.mutable_sampling()->set_n(n);
+      request.set_bypass_prefix_cache(bypass);
+      request.set_cache_salt(bypass ? "bypass" : "");
+      const double computed = daemon_->Metric("augur_prompt_tokens_total");
+      const double again = daemon_->Metric("augur_recomputed_tokens_total");
+      const CallResult result = RunWell(request);
+      ASSERT_EQ(result.choices.size(), n) << result.Describe();
+      const uint32_t prompt = result.accepted->prompt_tokens();
+      const uint32_t whole = (prompt - 1) / kBlock * kBlock;
+      for (const auto& [index, finished] : result.choices) {
+        const auto [known_one, fresh] = known.emplace(index, result.TokenIds(index));
+        EXPECT_EQ(result.TokenIds(index), known_one->second) << index << " of " << n;
+        EXPECT_EQ(finished.usage().cached_tokens(), bypass ? 0 : whole);
+      }
+      EXPECT_EQ(daemon_->Metric("augur_prompt_tokens_total") - computed,
+                bypass ? prompt : prompt - whole);
+      EXPECT_EQ(daemon_->Metric("augur_recomputed_tokens_total") - again,
+                (n - 1) * (prompt - whole));
+    }
+  }
+  std::set<std::vector<uint32_t>> different;
+  for (const auto& [index, ids] : known) different.insert(ids);
+  EXPECT_EQ(different.size(), 9u);
+  // Nothing was left to others by those that bypassed the cache.
+  request.set_bypass_prefix_cache(false);
+  EXPECT_EQ(RunWell(request).accepted->cached_tokens(), 0);
+}
+
+TEST_F(CompletionTest, TheStopStringIsShownWhereItIsAskedFor) {
+  v1::CompleteRequest request = WildRequest(5, 1.2, 40);
+  const std::string whole = RunWell(request).Text();
+  const std::string stop = whole.substr(whole.size() / 2, 4);
+  request.mutable_stopping()->add_stop(stop);
+  const std::string cut = RunWell(request).Text();
+  EXPECT_EQ(cut, whole.substr(0, whole.find(stop)));
+  request.mutable_stopping()->set_include_stop(true);
+  const CallResult shown = RunWell(request);
+  EXPECT_EQ(shown.Text(), cut + stop);
+  EXPECT_EQ(shown.finished->stop_string(), stop);
 }
 
 TEST_F(CompletionTest, ChunksAreWholeCharactersAndEqualDetokenize) {
@@ -208,8 +260,8 @@ const Refusal kRefusals[] = {
      [](v1::CompleteRequest* r) {
        r->mutable_attention()->set_value_mode(v1::VALUE_MODE_SAMPLED);
      }},
-    {"n", grpc::StatusCode::FAILED_PRECONDITION, "sampling.n",
-     [](v1::CompleteRequest* r) { r->mutable_sampling()->set_n(2); }},
+    {"n", grpc::StatusCode::INVALID_ARGUMENT, "sampling.n",
+     [](v1::CompleteRequest* r) { r->mutable_sampling()->set_n(33); }},
     {"logprobs", grpc::StatusCode::FAILED_PRECONDITION, "logprobs",
      [](v1::CompleteRequest* r) { r->mutable_output()->set_logprobs(1); }},
     {"penalty", grpc::StatusCode::INVALID_ARGUMENT, "repetition_penalty",

@@ -217,5 +217,23 @@ TEST(BatcherTest, PlansPrintThemselves) {
   EXPECT_EQ(plan.ToString(), "preempt 2; admit; run 1x1+");
 }
 
+// A saved sequence holds host blocks that the first in rank may lack: where nothing runs it goes
+// first, and where something runs the rank holds.
+TEST(BatcherTest, WhatIsSavedGoesFirstWhereNothingElseCan) {
+  const WaitingView first = WaitingTiered(9, 300, 2, 8);
+  const WaitingView fresh = WaitingTiered(3, 64, 1, 1);
+  WaitingView saved = WaitingTiered(4, 200, 2, 0);
+  saved.num_computed = 199;
+  BatchState state{.running = {},
+                   .waiting = {first, fresh, saved},
+                   .available_frames = 20,
+                   .available_host_blocks = 7};
+  const BatchPlan plan = PlanStep(state, kLimits);
+  ASSERT_EQ(plan.admissions.size(), 1u) << plan.ToString();
+  EXPECT_EQ(plan.admissions[0].sequence, 4u);
+  state.running = {Decoding(1, 100)};
+  EXPECT_TRUE(PlanStep(state, kLimits).admissions.empty());
+}
+
 }  // namespace
 }  // namespace augur::engine

@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,13 +37,16 @@ class RecordingSink final : public ResponseSink {
     EXPECT_FALSE(ended());
     const std::lock_guard<std::mutex> lock(mutex);
     ids.insert(ids.end(), chunk.token_ids.begin(), chunk.token_ids.end());
+    std::vector<TokenId>& own = ids_of[chunk.index];
+    own.insert(own.end(), chunk.token_ids.begin(), chunk.token_ids.end());
     num_tokens += chunk.num_tokens;
     first_chunk.count_down_once();
   }
   void OnFinished(const Completion& done) override {
     EXPECT_FALSE(ended());
     completion = done;
-    end.set_value(absl::OkStatus());
+    completions.push_back(done);
+    if (done.last) end.set_value(absl::OkStatus());
     first_chunk.count_down_once();
   }
   void OnError(const absl::Status& status) override {
@@ -58,8 +63,10 @@ class RecordingSink final : public ResponseSink {
   uint32_t accepted_cached = 0;
   std::vector<PrefillProgress> progress_seen;
   std::vector<TokenId> ids;
+  std::map<uint32_t, std::vector<TokenId>> ids_of;  // by choice
   uint32_t num_tokens = 0;
   Completion completion;
+  std::vector<Completion> completions;  // in order of arrival
 
  private:
   struct Once {
@@ -121,9 +128,19 @@ class EngineTest : public testing::Test {
     return static_cast<RecordingSink&>(*request.sink);
   }
 
-  static std::vector<TokenId> Reference(const Request& request, uint32_t count) {
+  static std::vector<TokenId> Reference(const Request& request, uint32_t count,
+                                        uint32_t choice = 0) {
     return tests::ReferenceTokens(kShape, request.sampling.seed, request.attention, request.prompt,
-                                  static_cast<int>(count));
+                                  static_cast<int>(count), choice);
+  }
+
+  std::shared_ptr<Request> MakeChoices(uint32_t n, int prompt_tokens, uint32_t max_tokens,
+                                       int first = 2) {
+    auto request = Make(prompt_tokens, max_tokens, first);
+    request->num_choices = n;
+    request->block_keys =
+        memory::MakeBlockKeys(memory::DrawBlockKeySecret(), "m", "", request->prompt);
+    return request;
   }
 
   void ExpectNothingHeld() {
@@ -297,6 +314,153 @@ TEST_F(EngineTest, ASecondRequestWithTheSamePromptIsCached) {
     EXPECT_EQ(SinkOf(*request).accepted_cached, turn == 0 ? 0u : 192u);
     EXPECT_EQ(SinkOf(*request).ids, Reference(*request, 3));
   }
+}
+
+class EngineChoicesTest : public EngineTest, public testing::WithParamInterface<ResidencyMode> {
+ protected:
+  void StartChoices(EngineOptions options) {
+    options.residency = GetParam();
+    options.num_slots = kTopK + 1;
+    Start(options, 60, GetParam() == ResidencyMode::kDevice ? 0 : 60);
+  }
+};
+
+// Four choices compute the prompt's full blocks once, and each the rest of it and its own tokens.
+TEST_P(EngineChoicesTest, ShareTheirPromptAndDrawEachItsOwn) {
+  StartChoices(SmallOptions());
+  auto request = MakeChoices(4, 600, 10);
+  ASSERT_TRUE(engine_->Submit(request).ok());
+  RecordingSink& sink = SinkOf(*request);
+  ASSERT_TRUE(sink.Wait().ok());
+  for (uint32_t choice = 0; choice < 4; ++choice) {
+    EXPECT_EQ(sink.ids_of[choice], Reference(*request, 10, choice)) << choice;
+  }
+  ASSERT_EQ(sink.completions.size(), 4u);
+  std::set<uint32_t> indices;
+  for (const Completion& completion : sink.completions) {
+    indices.insert(completion.index);
+    EXPECT_EQ(completion.prompt_tokens, 600u);
+    EXPECT_EQ(completion.cached_tokens, 0u) << "what choices share is no cached prompt";
+    EXPECT_EQ(completion.completion_tokens, 10u);
+    EXPECT_EQ(completion.last, &completion == &sink.completions.back());
+    if (GetParam() == ResidencyMode::kDevice) {  // on the host the prompt lands a little later
+      EXPECT_LT(completion.times.admitted_ns, sink.completions.front().times.finished_ns);
+    }
+  }
+  EXPECT_EQ(indices.size(), 4u);
+  EXPECT_EQ(sink.progress_seen.back().processed_tokens, 600u);
+  // The last token of each choice is not computed.
+  EXPECT_EQ(runner_->rows_run(), 600 + 3 * (600 - 576) + 4 * 9);
+  EXPECT_EQ(engine_->stats().prompt_tokens.load(), 600u);
+  EXPECT_EQ(engine_->stats().recomputed_tokens.load(), 3u * (600 - 576));
+  EXPECT_EQ(engine_->stats().generated_tokens.load(), 40u);
+  EXPECT_EQ(engine_->stats().accepted.load(), 1u);
+  while (!engine_->idle()) std::this_thread::yield();
+  EXPECT_EQ(engine_->stats().outcomes[static_cast<size_t>(Outcome::kLength)].load(), 1u);
+  EXPECT_EQ(runner_->fault(), "");
+}
+
+// One place in the batch: choices run one after the other, the prompt is still computed once.
+TEST_P(EngineChoicesTest, MoreChoicesThanPlacesRunInTurn) {
+  EngineOptions options = SmallOptions();
+  StartChoices(options);
+  auto blocker = Make(10, 400);
+  blocker->paused = true;
+  ASSERT_TRUE(engine_->Submit(blocker).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  auto request = MakeChoices(4, 300, 20);
+  ASSERT_TRUE(engine_->Submit(request).ok());
+  RecordingSink& sink = SinkOf(*request);
+  ASSERT_TRUE(sink.Wait().ok());
+  for (uint32_t choice = 0; choice < 4; ++choice) {
+    EXPECT_EQ(sink.ids_of[choice], Reference(*request, 20, choice)) << choice;
+  }
+  EXPECT_EQ(engine_->stats().prompt_tokens.load(), 310u);
+  EXPECT_EQ(engine_->stats().recomputed_tokens.load(), 3u * (300 - 256));
+  blocker->cancelled = true;
+  engine_->Wake();
+}
+
+TEST_P(EngineChoicesTest, EndTogetherByCancelDeadlineAndError) {
+  StartChoices(SmallOptions());
+  auto cancelled = MakeChoices(4, 100, 1900);
+  ASSERT_TRUE(engine_->Submit(cancelled).ok());
+  SinkOf(*cancelled).WaitForFirstChunk();
+  cancelled->cancelled = true;
+  engine_->Wake();
+  EXPECT_EQ(SinkOf(*cancelled).Wait().code(), absl::StatusCode::kCancelled);
+
+  auto late = MakeChoices(4, 100, 1900, 3);
+  late->paused = true;
+  late->deadline_ns = clock_.NowNs() + 20 * memory::kNsPerMs;
+  ASSERT_TRUE(engine_->Submit(late).ok());
+  EXPECT_EQ(SinkOf(*late).Wait().code(), absl::StatusCode::kDeadlineExceeded);
+
+  auto poisoned = MakeChoices(4, 100, 50, 4);
+  poisoned->prompt[5] = tests::kPoison;
+  ASSERT_TRUE(engine_->Submit(poisoned).ok());
+  EXPECT_EQ(SinkOf(*poisoned).Wait().code(), absl::StatusCode::kInternal);
+
+  while (!engine_->idle()) std::this_thread::yield();
+  const int64_t limit_ns = clock_.NowNs() + 5 * memory::kNsPerSecond;
+  while (engine_->stats().running.load() + engine_->stats().blocks_held.load() > 0 &&
+         clock_.NowNs() < limit_ns) {
+    std::this_thread::yield();
+  }
+  ExpectNothingHeld();
+}
+
+INSTANTIATE_TEST_SUITE_P(Residencies, EngineChoicesTest,
+                         testing::Values(ResidencyMode::kDevice, ResidencyMode::kTiered,
+                                         ResidencyMode::kAuto));
+
+TEST_F(EngineTest, ChoicesAllFitTheQueueOrTheRequestIsRefused) {
+  EngineOptions options = SmallOptions();
+  options.max_queued_requests = 6;
+  Start(options);
+  auto blockers = MakeChoices(4, 10, 50);
+  blockers->paused = true;
+  ASSERT_TRUE(engine_->Submit(blockers).ok());
+  while (engine_->stats().running.load() < 4) std::this_thread::yield();
+  auto first = MakeChoices(3, 10, 5, 3);
+  // The step that admitted the blockers may not be over.
+  while (!engine_->Submit(first).ok()) std::this_thread::yield();
+  const absl::Status full = engine_->Submit(MakeChoices(4, 10, 5, 4));
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  for (const char* number : {"3", "4", "6"}) {
+    EXPECT_NE(std::string(full.message()).find(number), std::string::npos) << full;
+  }
+  EXPECT_TRUE(engine_->Submit(MakeChoices(3, 10, 5, 5)).ok());
+  EXPECT_EQ(engine_->Submit(MakeChoices(5, 10, 5)).code(), absl::StatusCode::kInvalidArgument)
+      << "more than the batch";
+}
+
+// What waits is admitted by priority, within one by age.
+TEST_F(EngineTest, AHigherPriorityGoesFirst) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  Start(options);
+  auto blocker = Make(10, 50);
+  blocker->paused = true;
+  ASSERT_TRUE(engine_->Submit(blocker).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const std::vector<int32_t> priorities = {
+      0, -1, 5, 0, std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()};
+  std::vector<std::shared_ptr<Request>> requests;
+  for (const int32_t priority : priorities) {
+    requests.push_back(Make(10, 3));
+    requests.back()->priority = priority;
+    ASSERT_TRUE(engine_->Submit(requests.back()).ok());
+  }
+  blocker->cancelled = true;
+  engine_->Wake();
+  for (const auto& request : requests) ASSERT_TRUE(SinkOf(*request).Wait().ok());
+  std::vector<size_t> order = {0, 1, 2, 3, 4, 5, 6};
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return SinkOf(*requests[a]).completion.times.admitted_ns <
+           SinkOf(*requests[b]).completion.times.admitted_ns;
+  });
+  EXPECT_EQ(order, (std::vector<size_t>{4, 2, 5, 0, 3, 1, 6}));
 }
 
 TEST_F(EngineTest, DrainFinishesWhatRunsAndRefusesTheRest) {

@@ -34,17 +34,26 @@ class NoSink final : public engine::ResponseSink {
   void OnError(const absl::Status&) override {}
 };
 
-struct Client {
-  std::shared_ptr<Request> request;
+struct Choice {
   RecordChain chain;  // prompt, then what arrived
-  uint32_t max_tokens = 0;
   int32_t last_token = -1;
   bool ended = false;
+};
+
+struct Client {
+  std::shared_ptr<Request> request;
+  memory::SequenceId first_sequence = 0;  // of its choices
+  std::vector<Choice> choices;
+  uint32_t max_tokens = 0;
+  bool failed = false;
   bool poisoned = false;
   uint32_t last_progress = 0;
 
   int num_prompt() const { return static_cast<int>(request->prompt.size()); }
-  int num_generated() const { return chain.size() - num_prompt(); }
+  int num_generated(uint32_t choice) const { return choices[choice].chain.size() - num_prompt(); }
+  bool ended() const {
+    return std::all_of(choices.begin(), choices.end(), [](const Choice& one) { return one.ended; });
+  }
 };
 
 class World final : public engine::TokenOutput {
@@ -85,6 +94,9 @@ class World final : public engine::TokenOutput {
 
   void Post(std::vector<TokenEvent> events) override {
     for (const TokenEvent& event : events) Receive(event);
+    for (const auto& [key, client] : clients_) {
+      if (client.failed && !client.ended()) Fault("a choice outlives the failure of its request");
+    }
   }
 
  private:
@@ -125,8 +137,11 @@ class World final : public engine::TokenOutput {
       if (Chance(Trouble::kCancels, 40)) {
         client->request->cancelled = true;
         ++result_.cancels;
-      } else if (Chance(Trouble::kStopMatches, 20) && client->num_generated() > 0) {
-        client->request->stop_matched = true;
+      } else if (Chance(Trouble::kStopMatches, 20)) {
+        const uint32_t choice = AnyChoice(*client);
+        if (client->num_generated(choice) > 0) {
+          client->request->stop_matched |= uint64_t{1} << choice;
+        }
       }
     } else if (dice <= 91) {
       if (settings_.has(Trouble::kSlowReaders)) client->request->paused = random_.OneIn(3);
@@ -141,9 +156,12 @@ class World final : public engine::TokenOutput {
     }
   }
 
-  // The core numbers requests in order of arrival, from 1 on.
+  uint32_t AnyChoice(const Client& client) {
+    return static_cast<uint32_t>(Draw(0, static_cast<int>(client.choices.size()) - 1));
+  }
+
   void Preempt(const Client& client) {
-    const memory::SequenceId id = arrivals_.at(client.request.get()) + 1;
+    const memory::SequenceId id = client.first_sequence + AnyChoice(client);
     if (kv_->is_open(id)) core_->Preempt(id);
   }
 
@@ -161,7 +179,7 @@ class World final : public engine::TokenOutput {
   Client* AnyLive() {
     std::vector<Client*> live;
     for (auto& [key, client] : clients_) {
-      if (!client.ended) live.push_back(&client);
+      if (!client.ended()) live.push_back(&client);
     }
     return live.empty() ? nullptr : live[Draw(0, static_cast<int>(live.size()) - 1)];
   }
@@ -184,6 +202,8 @@ class World final : public engine::TokenOutput {
     request->attention =
         settings_.policies[Draw(0, static_cast<int>(settings_.policies.size()) - 1)];
     request->output.progress = Draw(0, 1) == 1;
+    request->num_choices = static_cast<uint32_t>(Draw(1, settings_.most_choices));
+    request->priority = Draw(-settings_.most_priority, settings_.most_priority);
     request->arrival_ns = clock_.NowNs();
     if (Chance(Trouble::kDeadlines, 40))
       request->deadline_ns = clock_.NowNs() + Draw(0, 20000) * kNsPerRow;
@@ -196,16 +216,21 @@ class World final : public engine::TokenOutput {
     }
     request->sink = sink_;
     if (!engine::CheckFits(*request, settings_.options, kv_->pools()).ok()) return;
+    RecordChain chain(request->sampling.seed, request->attention);
+    for (const int32_t token : request->prompt) chain.Append(token);
     Client client{.request = request,
-                  .chain = RecordChain(request->sampling.seed, request->attention),
+                  .first_sequence = next_sequence_,
+                  .choices = {request->num_choices, Choice{.chain = chain}},
                   .max_tokens = request->stopping.max_tokens,
-                  .last_token = -1,
-                  .ended = false,
+                  .failed = false,
                   .poisoned = poisoned,
                   .last_progress = 0};
-    for (const int32_t token : request->prompt) client.chain.Append(token);
+    // The core numbers choices in order of arrival.
+    for (uint32_t i = 0; i < request->num_choices; ++i) {
+      ranks_[next_sequence_++] = request->priority;
+    }
     ++result_.requests;
-    ++live_;
+    live_ += static_cast<int>(request->num_choices);
     arrivals_.emplace(request.get(), next_arrival_);
     clients_.emplace(next_arrival_++, std::move(client));
     core_->Add(std::move(request));
@@ -220,25 +245,38 @@ class World final : public engine::TokenOutput {
     result_.admissions += static_cast<int64_t>(plan.admissions.size());
     if (report.rows != plan.num_rows()) Fault("a planned row was not run");
     if (report.rows > settings_.options.max_batched_tokens) Fault("more rows than the budget");
-    // The oldest running sequence is never a victim: victims come youngest first and one always
-    // stays.
+    // The first in rank of those that run is never a victim: victims come last in rank first and
+    // one always stays.
     for (size_t i = 1; i < plan.preemptions.size(); ++i) {
-      if (plan.preemptions[i] > plan.preemptions[i - 1]) Fault("victims not youngest first");
+      if (RanksBefore(plan.preemptions[i - 1], plan.preemptions[i])) {
+        Fault("victims not last in rank first");
+      }
     }
     if (!plan.preemptions.empty()) {
+      for (const auto& [id, priority] : ranks_) {
+        if (kv_->is_open(id) && RanksBefore(plan.preemptions.front(), id)) {
+          Fault("the victim is not the last in rank");
+        }
+      }
       if (!plan.admissions.empty()) Fault("admitted in a step that preempts");
       if (plan.segments.empty() && kv_->num_open() == 0) Fault("preempted the oldest sequence");
     }
     ForgetEnded();
   }
 
+  bool RanksBefore(memory::SequenceId a, memory::SequenceId b) const {
+    return ranks_.at(a) != ranks_.at(b) ? ranks_.at(a) > ranks_.at(b) : a < b;
+  }
+
   // Ended requests are kept until the step after, so that a late event is noticed.
   void ForgetEnded() {
     for (auto it = clients_.begin(); it != clients_.end();) {
-      if (!it->second.ended) {
+      if (!it->second.ended()) {
         ++it;
         continue;
       }
+      const memory::SequenceId first = it->second.first_sequence;
+      ranks_.erase(ranks_.find(first), ranks_.lower_bound(first + it->second.choices.size()));
       arrivals_.erase(it->second.request.get());
       it = clients_.erase(it);
     }
@@ -248,7 +286,8 @@ class World final : public engine::TokenOutput {
     const auto arrival = arrivals_.find(event.request.get());
     if (arrival == arrivals_.end()) return Fault("an event after the terminal one");
     Client& client = clients_.at(arrival->second);
-    if (client.ended) return Fault("an event after the terminal one");
+    Choice& choice = client.choices.at(event.choice);
+    if (choice.ended) return Fault("an event after the terminal one");
     switch (event.kind) {
       case TokenEvent::Kind::kProgress:
         if (event.progress.processed_tokens <= client.last_progress) Fault("progress did not move");
@@ -257,28 +296,32 @@ class World final : public engine::TokenOutput {
         client.last_progress = event.progress.processed_tokens;
         return;
       case TokenEvent::Kind::kToken: {
-        const int32_t expected = NextToken(client.chain, settings_.shape, client.request->attention,
-                                           client.num_prompt());
+        const int32_t expected = NextToken(choice.chain, settings_.shape, client.request->attention,
+                                           client.num_prompt(), event.choice);
         if (event.token != expected) Fault("transcript differs from a run alone");
-        client.chain.Append(event.token);
-        client.last_token = event.token;
+        choice.chain.Append(event.token);
+        choice.last_token = event.token;
         return;
       }
       case TokenEvent::Kind::kFinished: {
-        const uint32_t generated = static_cast<uint32_t>(client.num_generated());
+        const uint32_t generated = static_cast<uint32_t>(client.num_generated(event.choice));
         if (event.completion.completion_tokens != generated) Fault("wrong token count");
-        const bool eos = client.last_token == 1;
+        const bool eos = choice.last_token == 1;
+        if (event.completion.index != event.choice) Fault("another choice's completion");
         if (!eos && generated != client.max_tokens) Fault("finished early");
         break;
       }
       case TokenEvent::Kind::kFailed:
         CheckFailure(event, client);
+        client.failed = true;
         break;
       case TokenEvent::Kind::kRetired:
-        if (!client.request->stop_matched) Fault("retired without a stop match");
+        if ((client.request->stop_matched >> event.choice & 1) == 0) {
+          Fault("retired without a stop match");
+        }
         break;
     }
-    client.ended = true;
+    choice.ended = true;
     --live_;
   }
 
@@ -297,7 +340,9 @@ class World final : public engine::TokenOutput {
         if (!client.poisoned) Fault("a healthy row failed");
         return;
       case absl::StatusCode::kUnavailable:
-        if (client.num_generated() > 0 && !ends_all_) Fault("a drain ended a running stream");
+        if (client.num_generated(event.choice) > 0 && !ends_all_) {
+          Fault("a drain ended a running stream");
+        }
         return;
       default:
         Fault(absl::StrCat("unexpected status ", event.status.ToString()));
@@ -322,7 +367,9 @@ class World final : public engine::TokenOutput {
     int64_t rows = 0;
     for (auto& [key, client] : clients_) {
       client.request->paused = false;
-      if (!client.ended) rows += client.chain.size() + client.max_tokens;
+      for (const Choice& choice : client.choices) {
+        if (!choice.ended) rows += choice.chain.size() + client.max_tokens;
+      }
     }
     // Each preemption may recompute a whole context; the batcher's rules keep them few.
     const int64_t most = 1000 + 20 * rows;
@@ -349,8 +396,10 @@ class World final : public engine::TokenOutput {
   std::vector<std::vector<int32_t>> stems_;
   std::map<uint64_t, Client> clients_;  // by arrival
   std::map<const Request*, uint64_t> arrivals_;
+  std::map<memory::SequenceId, int> ranks_;  // priorities of those that have not ended
   uint64_t next_arrival_ = 0;
-  int live_ = 0;
+  memory::SequenceId next_sequence_ = 1;
+  int live_ = 0;           // choices
   bool ends_all_ = false;  // a drain that ends running streams is under way
   SimulationResult result_;
   std::optional<TestPools> pools_;

@@ -64,6 +64,8 @@ WorldSettings DrawSettings(SimulationRandom* random) {
                      .copy_ns = int64_t{1} << random->Draw(4, 19),  // a row takes 2^10
                      .stall_one_in = random->OneIn(2) ? random->Draw(10, 500) : 0};
   for (bool& on : world.troubles) on = random->OneIn(2);
+  if (random->OneIn(2)) world.most_choices = std::min(options.max_batch, 4);
+  if (random->OneIn(2)) world.most_priority = random->Draw(1, 3);
   return world;
 }
 

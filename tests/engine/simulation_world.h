@@ -46,6 +46,8 @@ struct WorldSettings {
   int num_frames = 0;
   int num_host_blocks = 0;
   int page_check = 0;
+  int most_choices = 1;   // of one request
+  int most_priority = 0;  // and as far below 0
   std::vector<engine::AttentionChoice> policies;
   // Half of the kinds of trouble are off in any one world, so that each also meets quiet
   // neighbours.

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@ constexpr int64_t kMs = memory::kNsPerMs;
 
 Completion CompletionOf(FinishReason reason, uint32_t tokens) {
   Completion completion;
+  completion.last = true;
   completion.reason = reason;
   completion.prompt_tokens = 3;
   completion.cached_tokens = 1;
@@ -89,6 +91,66 @@ TEST_F(CompletionStreamTest, TellsTheWholeStoryInOrder) {
   EXPECT_EQ(finished.timings().total_ms(), 30);
   EXPECT_TRUE(NoStreamIsLeft());
   EXPECT_EQ(Ended(0, EndReason::kStop), 1u);
+}
+
+// Choices come in any order among each other; the last Finished ends the stream, and what waits for
+// a reader is merged choice by choice.
+TEST_F(CompletionStreamTest, ChoicesAreToldApart) {
+  v1::CompleteRequest request = TextRequest("abc");
+  request.mutable_sampling()->set_n(3);
+  request.set_priority(-7);
+  grpc::ClientContext context;
+  const auto reader = server_.stub->Complete(&context, request);
+  const auto submitted = engine_.Take();
+  ASSERT_NE(submitted, nullptr);
+  EXPECT_EQ(submitted->num_choices, 3u);
+  EXPECT_EQ(submitted->priority, -7);
+  std::map<uint32_t, std::string> sent;
+  for (int i = 0; i < 15; ++i) {  // 45 events; the reader is behind at more than 16 a choice
+    for (const uint32_t choice : {2u, 0u, 1u}) {
+      engine::TokenChunk chunk = ChunkOf(std::to_string(choice) + "." + std::to_string(i) + " ");
+      chunk.index = choice;
+      sent[choice] += chunk.text;
+      submitted->sink->OnChunk(std::move(chunk));
+    }
+  }
+  for (const uint32_t choice : {1u, 2u, 0u}) {
+    Completion completion = CompletionOf(FinishReason::kLength, 15);
+    completion.index = choice;
+    completion.last = choice == 0;
+    submitted->sink->OnFinished(completion);
+  }
+  const Received received = ReadAll(reader.get());
+  EXPECT_TRUE(received.status.ok());
+  std::map<uint32_t, std::string> texts;
+  std::vector<uint32_t> finished;
+  for (const v1::CompleteResponse& message : received.messages) {
+    if (message.has_chunk()) texts[message.chunk().index()] += message.chunk().text();
+    if (message.has_finished()) finished.push_back(message.finished().index());
+  }
+  EXPECT_EQ(texts, sent);
+  EXPECT_EQ(finished, (std::vector<uint32_t>{1, 2, 0}));
+  EXPECT_LT(received.messages.size(), 1 + 45 + 3u) << "nothing was merged";
+  EXPECT_EQ(server_.stats.reader_pauses, 0u);
+  EXPECT_TRUE(NoStreamIsLeft());
+  EXPECT_EQ(Ended(0, EndReason::kLength), 1u);
+}
+
+TEST_F(CompletionStreamTest, AnErrorEndsAllChoices) {
+  v1::CompleteRequest request = TextRequest("abc");
+  request.mutable_sampling()->set_n(2);
+  grpc::ClientContext context;
+  const auto reader = server_.stub->Complete(&context, request);
+  const auto submitted = engine_.Take();
+  Completion completion = CompletionOf(FinishReason::kEos, 1);
+  completion.last = false;
+  submitted->sink->OnFinished(completion);
+  submitted->sink->OnError(absl::InternalError("not finite"));
+  const Received received = ReadAll(reader.get());
+  EXPECT_TRUE(received.messages.back().has_finished());
+  EXPECT_EQ(received.status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_TRUE(NoStreamIsLeft());
+  EXPECT_EQ(Ended(13), 1u);
 }
 
 TEST_F(CompletionStreamTest, AnErrorIsTheOnlyEnd) {
@@ -251,7 +313,7 @@ TEST_F(CompletionStreamTest, RefusalsReachNoEngine) {
   request.set_model("other");
   EXPECT_EQ(code_of(request), grpc::StatusCode::NOT_FOUND);
   request = TextRequest("a");
-  request.set_priority(1);
+  request.mutable_attention()->set_policy(v1::ATTENTION_POLICY_FORECAST);
   EXPECT_EQ(code_of(request), grpc::StatusCode::FAILED_PRECONDITION);
   request = TextRequest(std::string(4096, 'a'));  // encodes to 4,097 tokens
   const Received received = Complete(server_.stub.get(), request);

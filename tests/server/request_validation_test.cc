@@ -18,6 +18,7 @@ Deployment TestDeployment() {
   deployment.served_name = "demo";
   deployment.vocab_size = 100;
   deployment.max_context = 64;
+  deployment.max_batch = 64;
   deployment.has_tokenizer = true;
   deployment.longest_token_bytes = 8;
   return deployment;
@@ -69,8 +70,8 @@ TEST(RequestValidationTest, Labels) {
       {"model: 'demo'", kOk, ""},
       {"model: 'other'", absl::StatusCode::kNotFound, "\"demo\", found \"other\""},
       {"bypass_prefix_cache: true", kOk, ""},
-      {"priority: 1", kNotServed, "priority"},
-      {"priority: -1", kNotServed, "priority"},
+      {"priority: 2147483647", kOk, ""},
+      {"priority: -2147483648", kOk, ""},
   });
 }
 
@@ -118,8 +119,8 @@ TEST(RequestValidationTest, Sampling) {
       {"sampling { seed: 18446744073709551615 }", kOk, ""},
       {"sampling { n: 1 }", kOk, ""},
       {"sampling { n: 0 }", kInvalid, "sampling.n: expected an integer from 1 to 64, found 0"},
-      {"sampling { n: 65 }", kInvalid, "sampling.n"},
-      {"sampling { n: 2 }", kNotServed, "sampling.n"},
+      {"sampling { n: 64 }", kOk, ""},
+      {"sampling { n: 65 }", kInvalid, "sampling.n: expected an integer from 1 to 64, found 65"},
       {"sampling { repetition_penalty: 1 presence_penalty: 0 frequency_penalty: 0 }", kOk, ""},
       {"sampling { repetition_penalty: 10 }", kOk, ""},
       {"sampling { repetition_penalty: 10.5 }", kInvalid, "sampling.repetition_penalty"},
@@ -164,7 +165,7 @@ TEST(RequestValidationTest, Stopping) {
       {"stopping { " + Repeat("stop_token_ids: 1 ", 1025) + "}", kInvalid,
        "at most 1024 ids, found 1025"},
       {"stopping { ignore_eos: true }", kOk, ""},
-      {"stopping { include_stop: true }", kNotServed, "stopping.include_stop"},
+      {"stopping { include_stop: true }", kOk, ""},
   });
 }
 

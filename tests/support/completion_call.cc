@@ -10,10 +10,9 @@ namespace {
 // Notes a message, and what is wrong with its place in the stream.
 class StreamCheck {
  public:
-  explicit StreamCheck(CallResult* result) : result_(result) {}
+  StreamCheck(CallResult* result, uint32_t choices) : result_(result), choices_(choices) {}
 
   void Take(const v1::CompleteResponse& response) {
-    Require(!result_->finished, "something after Finished");
     Require(response.has_accepted() == !result_->accepted,
             "Accepted is not exactly the first message");
     switch (response.event_case()) {
@@ -27,6 +26,8 @@ class StreamCheck {
         TakeChunk(response.chunk());
         break;
       case v1::CompleteResponse::kFinished:
+        Require(result_->choices.emplace(response.finished().index(), response.finished()).second,
+                "a choice finished twice");
         result_->finished = response.finished();
         break;
       default:
@@ -35,13 +36,18 @@ class StreamCheck {
   }
 
   void End() {
-    Require(result_->finished.has_value() == result_->status.ok(),
+    Require((result_->choices.size() == choices_) == result_->status.ok(),
             "Finished and OK do not go together");
-    if (!result_->finished) return;
-    uint64_t tokens = 0;
-    for (const v1::TokenChunk& chunk : result_->chunks) tokens += chunk.num_tokens();
-    Require(tokens == result_->finished->usage().completion_tokens(),
-            "chunks and usage count differently");
+    for (const auto& [index, finished] : result_->choices) {
+      Require(index < choices_, "a choice that was not asked for");
+      uint64_t tokens = 0;
+      for (const v1::TokenChunk& chunk : result_->chunks) {
+        if (chunk.index() == index) tokens += chunk.num_tokens();
+      }
+      Require(tokens == finished.usage().completion_tokens(), "chunks and usage count differently");
+      Require(finished.usage().prompt_tokens() == result_->accepted->prompt_tokens(),
+              "Accepted and usage count the prompt differently");
+    }
   }
 
  private:
@@ -60,23 +66,28 @@ class StreamCheck {
 
   void TakeChunk(const v1::TokenChunk& chunk) {
     Require(engine::IsValidUtf8(chunk.text()), "cut UTF-8");
+    Require(!result_->choices.contains(chunk.index()), "something of a choice after its Finished");
     result_->chunks.push_back(chunk);
   }
 
   CallResult* const result_;
+  const uint32_t choices_;
 };
 
 }  // namespace
 
-std::string CallResult::Text() const {
+std::string CallResult::Text(uint32_t choice) const {
   std::string text;
-  for (const v1::TokenChunk& chunk : chunks) text += chunk.text();
+  for (const v1::TokenChunk& chunk : chunks) {
+    if (chunk.index() == choice) text += chunk.text();
+  }
   return text;
 }
 
-std::vector<uint32_t> CallResult::TokenIds() const {
+std::vector<uint32_t> CallResult::TokenIds(uint32_t choice) const {
   std::vector<uint32_t> ids;
   for (const v1::TokenChunk& chunk : chunks) {
+    if (chunk.index() != choice) continue;
     ids.insert(ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
   }
   return ids;
@@ -94,7 +105,7 @@ std::string CallResult::Describe() const {
 CallResult RunCall(v1::Completions::Stub* stub, const v1::CompleteRequest& request,
                    const CallOptions& options) {
   CallResult result;
-  StreamCheck check(&result);
+  StreamCheck check(&result, request.sampling().has_n() ? request.sampling().n() : 1);
   grpc::ClientContext own;
   grpc::ClientContext& context = options.context == nullptr ? own : *options.context;
   if (options.deadline) context.set_deadline(std::chrono::system_clock::now() + *options.deadline);

@@ -23,15 +23,17 @@ struct CallResult {
   std::optional<v1::Accepted> accepted;
   std::vector<v1::PrefillProgress> progress;
   std::vector<v1::TokenChunk> chunks;
-  std::optional<v1::Finished> finished;
+  std::optional<v1::Finished> finished;      // of the choice that ended last
+  std::map<uint32_t, v1::Finished> choices;  // by index
   std::multimap<std::string, std::string> trailers;
   int messages = 0;  // of any kind
   // "a chunk before Accepted", "something after Finished", "cut UTF-8", ...: empty for a good
   // stream.
   std::vector<std::string> faults;
 
-  std::string Text() const;
-  std::vector<uint32_t> TokenIds() const;
+  // Of one choice.
+  std::string Text(uint32_t choice = 0) const;
+  std::vector<uint32_t> TokenIds(uint32_t choice = 0) const;
   // "OK", or the status' number and message, how many messages had come, and the faults: for
   // assertion messages.
   std::string Describe() const;

@@ -85,13 +85,14 @@ void ChooseBlocks(uint64_t start, int position, int layer, int kv_head,
   for (int block = local_begin; block < end; ++block) blocks->push_back(block);
 }
 
-int32_t TokenOf(uint64_t hash, bool poisoned) {
+int32_t TokenOf(uint64_t hash, bool poisoned, uint32_t choice) {
   if (poisoned) return kernels::kNotFinite;
+  if (choice > 0) hash = MixRecord(hash, choice);
   return static_cast<int32_t>((hash >> 20) % (kPoison - 1));
 }
 
 int32_t NextToken(const RecordChain& chain, const RecordShape& shape,
-                  const engine::AttentionChoice& attention, int prompt_tokens) {
+                  const engine::AttentionChoice& attention, int prompt_tokens, uint32_t choice) {
   const int tokens = chain.size();
   const bool dense =
       engine::PolicyAt(attention, tokens - 1, prompt_tokens) == engine::AttentionPolicy::kDense;
@@ -116,17 +117,17 @@ int32_t NextToken(const RecordChain& chain, const RecordShape& shape,
       hash = MixRecord(hash, sum + records * GroupSalt(layer, head));
     }
   }
-  return TokenOf(hash, chain.poisoned());
+  return TokenOf(hash, chain.poisoned(), choice);
 }
 
 std::vector<int32_t> ReferenceTokens(const RecordShape& shape, uint64_t tenant,
                                      const engine::AttentionChoice& attention,
-                                     std::span<const int32_t> prompt, int count) {
+                                     std::span<const int32_t> prompt, int count, uint32_t choice) {
   RecordChain chain(tenant, attention);
   for (const int32_t token : prompt) chain.Append(token);
   std::vector<int32_t> tokens;
   for (int i = 0; i < count; ++i) {
-    tokens.push_back(NextToken(chain, shape, attention, static_cast<int>(prompt.size())));
+    tokens.push_back(NextToken(chain, shape, attention, static_cast<int>(prompt.size()), choice));
     chain.Append(tokens.back());
   }
   return tokens;

@@ -70,17 +70,18 @@ class RecordChain {
 void ChooseBlocks(uint64_t start, int position, int layer, int kv_head,
                   const kernels::SelectionBudget& budget, std::vector<int32_t>* blocks);
 
-// The end of the hash; poison gives kernels::kNotFinite.
-int32_t TokenOf(uint64_t hash, bool poisoned);
+// The end of the hash, with the choice whose draw it is; poison gives kernels::kNotFinite.
+int32_t TokenOf(uint64_t hash, bool poisoned, uint32_t choice);
 
 // What follows the sequence.
 int32_t NextToken(const RecordChain& chain, const RecordShape& shape,
-                  const engine::AttentionChoice& attention, int prompt_tokens);
+                  const engine::AttentionChoice& attention, int prompt_tokens, uint32_t choice = 0);
 
 // The first `count` tokens after `prompt`.
 std::vector<int32_t> ReferenceTokens(const RecordShape& shape, uint64_t tenant,
                                      const engine::AttentionChoice& attention,
-                                     std::span<const int32_t> prompt, int count);
+                                     std::span<const int32_t> prompt, int count,
+                                     uint32_t choice = 0);
 
 inline constexpr int kRecordVocab = 1000;
 // A prompt that holds this token makes rows that are not finite.

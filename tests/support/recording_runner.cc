@@ -74,7 +74,8 @@ void RecordingRunner::Run(const engine::StepInputs& inputs, engine::StepOutputs*
       kv->keyed_blocks = std::max(kv->keyed_blocks, work.end_position() / kBlockTokens);
     }
     if (!work.segment->wants_token) continue;
-    outputs->tokens[i] = TokenOf(work.hash, work.chain->poisoned());
+    outputs->tokens[i] =
+        TokenOf(work.hash, work.chain->poisoned(), work.segment->sampling.choice_index);
   }
   rows_run_ += rows_;
 }
