@@ -38,6 +38,7 @@ v1::CompleteRequest RequestOf(const CompletionQuery& query) {
   request.mutable_stopping()->set_max_tokens(query.max_tokens);
   request.mutable_stopping()->add_stop("\n");
   request.mutable_attention()->set_policy(query.policy);
+  request.mutable_attention()->set_prefill_policy(query.prefill_policy);
   if (query.top_k_blocks) request.mutable_attention()->set_top_k_blocks(*query.top_k_blocks);
   if (query.value_samples) {
     const bool sampled = *query.value_samples > 0;

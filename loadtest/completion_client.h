@@ -22,6 +22,7 @@ namespace augur::loadtest {
 struct CompletionQuery {
   std::string prompt;
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
+  v1::AttentionPolicy prefill_policy = v1::ATTENTION_POLICY_UNSPECIFIED;
   std::optional<uint32_t> top_k_blocks;
   std::optional<uint32_t> value_samples;  // 0: exact values; unset: the daemon's choice
   uint64_t seed = 0;                      // of the draws of values

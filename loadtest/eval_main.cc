@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "loadtest/exit_status.h"
 #include "loadtest/metrics_scrape.h"
 #include "loadtest/stop_signals.h"
+#include "loadtest/sweep_file.h"
 #include "loadtest/training_text.h"
 
 // Set by the build.
@@ -30,12 +32,14 @@ struct EvalFlags {
   std::vector<std::string> tasks = {"needle", "many-keys", "cities", "pairs"};
   std::vector<std::string> policies = {"dense"};
   std::vector<std::string> values;
-  int64_t top_k_blocks = 0;  // 0: not given
+  std::vector<int64_t> top_k_blocks;
+  std::vector<int64_t> lengths = {8000};
   int64_t seed = 1;
   int64_t max_tokens = 16;
   std::string placement = "sentence";
   std::string json;
   std::string training_text;
+  std::string sweep;  // read before the others (sweep_file.h)
 };
 
 void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
@@ -43,8 +47,10 @@ void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
   app->add_option("--text", options->text_files, "UTF-8 files whose paragraphs fill the documents")
       ->type_name("FILE")
       ->required();
-  app->add_option("--length", options->length, "Tokens of a prompt, counted by the daemon")
-      ->type_name("N")
+  app->add_option("--length", flags->lengths,
+                  "Tokens of a prompt, counted by the daemon; several: one after\nthe other")
+      ->type_name("N,...")
+      ->delimiter(',')
       ->check(CLI::Range(int64_t{16}, int64_t{1} << 24))
       ->capture_default_str();
   app->add_option("--documents", options->documents, "Documents of each task")
@@ -74,6 +80,10 @@ void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
 
 void AddFlags(CLI::App* app, EvalFlags* flags) {
   EvaluationOptions* options = &flags->options;
+  app->add_option("--sweep", flags->sweep,
+                  "YAML whose keys are these options' names, their values one or a\nlist; what the "
+                  "command line says, too, counts")
+      ->type_name("FILE");
   app->add_option("--address", options->address, "Address of augurd")
       ->type_name("HOST:PORT")
       ->capture_default_str();
@@ -88,14 +98,17 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
       ->type_name("NAME,...")
       ->delimiter(',')
       ->capture_default_str();
-  app->add_option("--policies", flags->policies, "Of dense, sparse, infinigen, forecast")
+  app->add_option("--policies", flags->policies,
+                  "Of dense, sparse, infinigen, forecast; dense/forecast: prompts\nunder one, "
+                  "generated tokens under the other")
       ->type_name("NAME,...")
       ->delimiter(',')
       ->capture_default_str();
   app->add_option("--top-k-blocks", flags->top_k_blocks,
-                  "Blocks that a token attends to, for every policy but dense;\nthe daemon's "
-                  "choice unless given")
-      ->type_name("N")
+                  "Blocks that a token attends to, forced ones included, under each\npolicy but "
+                  "dense, one after the other; the daemon's choice unless given")
+      ->type_name("N,...")
+      ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31).description(""));
   app->add_option("--values", flags->values,
                   "Under each policy, one after the other: exact, or samples of\nvalues of a "
@@ -140,6 +153,21 @@ int FailCall(const absl::Status& why) {
                                                            ": ", std::string(why.message()))));
 }
 
+// Every budget under every value mode.
+void AddVariants(AttentionVariant variant, const std::vector<int64_t>& budgets,
+                 const std::vector<std::optional<uint32_t>>& values,
+                 std::vector<AttentionVariant>* variants) {
+  std::vector<std::optional<uint32_t>> tried(budgets.begin(), budgets.end());
+  if (budgets.empty() || variant.is_dense()) tried = {std::nullopt};
+  for (const std::optional<uint32_t>& budget : tried) {
+    for (const std::optional<uint32_t>& samples : values) {
+      variant.top_k_blocks = budget;
+      variant.value_samples = samples;
+      variants->push_back(variant);
+    }
+  }
+}
+
 absl::Status ResolveNames(EvalFlags* flags) {
   EvaluationOptions* options = &flags->options;
   for (const std::string& name : flags->tasks) {
@@ -147,25 +175,26 @@ absl::Status ResolveNames(EvalFlags* flags) {
     if (!task.ok()) return task.status();
     options->tasks.push_back(*task);
   }
-  for (const std::string& name : flags->policies) {
-    const absl::StatusOr<v1::AttentionPolicy> policy = PolicyOf(name);
-    if (!policy.ok()) return policy.status();
-    options->policies.push_back(*policy);
-  }
+  std::vector<std::optional<uint32_t>> values;
   for (const std::string& value : flags->values) {
     uint32_t samples = 0;
     if (value != "exact" && (!absl::SimpleAtoi(value, &samples) || samples == 0)) {
       return absl::InvalidArgumentError(
           absl::StrCat("--values: expected exact or a positive number, found \"", value, "\""));
     }
-    options->value_samples.push_back(samples);
+    values.emplace_back(samples);
+  }
+  if (values.empty()) values.emplace_back();
+  for (const std::string& name : flags->policies) {
+    const absl::StatusOr<AttentionVariant> variant = VariantOf(name);
+    if (!variant.ok()) return variant.status();
+    AddVariants(*variant, flags->top_k_blocks, values, &options->variants);
   }
   const absl::StatusOr<FactPlacement> placement = PlacementOf(flags->placement);
   if (!placement.ok()) return placement.status();
   options->placement = *placement;
   options->seed = static_cast<uint64_t>(flags->seed);
   options->max_tokens = static_cast<uint32_t>(flags->max_tokens);
-  if (flags->top_k_blocks > 0) options->top_k_blocks = static_cast<uint32_t>(flags->top_k_blocks);
   return CheckOptions(*options);
 }
 
@@ -179,42 +208,75 @@ bool WriteFile(const char* flag, const std::string& path, const std::string& tex
   return static_cast<bool>(file);
 }
 
+void SayProgress(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+// The daemon is there and takes every length.
+int CheckDaemon(const EvalFlags& flags, CompletionClient* client, v1::GetModelResponse* model) {
+  absl::StatusOr<v1::GetModelResponse> answer = client->GetModel();
+  if (!answer.ok()) return FailCall(answer.status());
+  *model = *std::move(answer);
+  for (const int64_t length : flags.lengths) {
+    EvaluationOptions options = flags.options;
+    options.length = length;
+    const absl::Status fits = CheckModel(options, *model);
+    if (!fits.ok()) return Fail(kExitUsage, fits);
+  }
+  if (flags.options.metrics.empty()) return kExitOk;
+  const auto page = ScrapeMetrics(flags.options.metrics);
+  return page.ok() ? kExitOk : Fail(kExitFailed, page.status());
+}
+
+int MakeDocuments(const EvalFlags& flags, const FillerText& filler, CompletionClient* client,
+                  DocumentsOfLengths* documents) {
+  for (const int64_t length : flags.lengths) {
+    EvaluationOptions options = flags.options;
+    options.length = length;
+    absl::StatusOr<DocumentsOfTasks> of_tasks = BuildDocuments(
+        options, filler, [client](const std::string& text) { return client->CountTokens(text); },
+        SayProgress);
+    if (absl::IsOutOfRange(of_tasks.status())) return Fail(kExitUsage, of_tasks.status());
+    if (!of_tasks.ok()) return FailCall(of_tasks.status());
+    (*documents)[length] = *std::move(of_tasks);
+  }
+  return kExitOk;
+}
+
+// All lengths, until one fails.
+absl::Status AskAll(const EvalFlags& flags, const DocumentsOfLengths& documents,
+                    CompletionClient* client, Evaluation* evaluation) {
+  for (const int64_t length : flags.lengths) {
+    EvaluationOptions options = flags.options;
+    options.length = length;
+    const absl::Status asked =
+        AskPolicies(options, documents.at(length), client, SayProgress, evaluation);
+    if (!asked.ok()) return asked;
+  }
+  return absl::OkStatus();
+}
+
 int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient* client,
              const StopSignals& signals) {
-  const EvaluationOptions& options = flags.options;
-  const ProgressLine progress = [](const std::string& line) {
-    std::fprintf(stderr, "%s\n", line.c_str());
-  };
   Evaluation evaluation;
-  absl::StatusOr<v1::GetModelResponse> model = client->GetModel();
-  if (!model.ok()) return FailCall(model.status());
-  evaluation.model = *std::move(model);
-  const absl::Status fits = CheckModel(options, evaluation.model);
-  if (!fits.ok()) return Fail(kExitUsage, fits);
-  if (!options.metrics.empty()) {
-    const auto page = ScrapeMetrics(options.metrics);
-    if (!page.ok()) return Fail(kExitFailed, page.status());
-  }
-  const absl::StatusOr<DocumentsOfTasks> documents = BuildDocuments(
-      options, filler, [client](const std::string& text) { return client->CountTokens(text); },
-      progress);
-  if (absl::IsOutOfRange(documents.status())) return Fail(kExitUsage, documents.status());
+  DocumentsOfLengths documents;
+  int status = CheckDaemon(flags, client, &evaluation.model);
+  if (status == kExitOk) status = MakeDocuments(flags, filler, client, &documents);
   if (signals.stopped()) return kExitInterrupted;
-  if (!documents.ok()) return FailCall(documents.status());
+  if (status != kExitOk) return status;
   if (!flags.training_text.empty()) {
-    const bool wrote = WriteFile("--training-text", flags.training_text, TrainingLines(*documents),
-                                 std::ios::trunc);
+    std::string lines;
+    for (const auto& [length, of_tasks] : documents) lines += TrainingLines(of_tasks);
+    const bool wrote = WriteFile("--training-text", flags.training_text, lines, std::ios::trunc);
     return wrote ? kExitOk : kExitFailed;
   }
   if (!flags.json.empty() && !WriteFile("--json", flags.json, "", std::ios::app)) {
     return kExitUsage;
   }
 
-  const absl::Status asked = AskPolicies(options, *documents, client, progress, &evaluation);
+  const absl::Status asked = AskAll(flags, documents, client, &evaluation);
   std::fputs(ReportText(evaluation).c_str(), stdout);
   bool written = std::fflush(stdout) == 0;
   if (!flags.json.empty()) {
-    written = WriteFile("--json", flags.json, ReportJson(options, *documents, evaluation),
+    written = WriteFile("--json", flags.json, ReportJson(flags.options, documents, evaluation),
                         std::ios::trunc) &&
               written;
   }
@@ -240,8 +302,15 @@ int Run(EvalFlags flags) {
 
 // Whether there is something to do; otherwise `status` is what to exit with.
 bool ParseFlags(CLI::App* app, int argc, char** argv, int* status) {
+  const absl::StatusOr<std::vector<std::string>> arguments = WithSweepFile(argc, argv);
+  if (!arguments.ok()) {
+    *status = Fail(kExitUsage, arguments.status());
+    return false;
+  }
+  std::vector<const char*> all = {argv[0]};
+  for (const std::string& argument : *arguments) all.push_back(argument.c_str());
   const auto parse = [&] {
-    CLI11_PARSE(*app, argc, argv);
+    CLI11_PARSE(*app, static_cast<int>(all.size()), all.data());
     return -1;
   };
   const int result = parse();

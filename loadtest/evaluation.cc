@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "loadtest/attention_policies.h"
 #include "loadtest/exact_match.h"
 #include "loadtest/metrics_scrape.h"
 
@@ -108,8 +107,9 @@ absl::Status AskDocuments(const EvaluationOptions& options, const std::vector<Do
     if (!status.ok()) return status;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     progress(absl::StrFormat("%s %s: document %d of %d in %.1f s, %d of %d right so far",
-                             TaskName(run->task), VariantName(*run), i + 1, documents.size(),
-                             took.count(), CountRight(run->questions), run->questions.size()));
+                             TaskName(run->task), VariantName(run->variant), i + 1,
+                             documents.size(), took.count(), CountRight(run->questions),
+                             run->questions.size()));
   }
   return absl::OkStatus();
 }
@@ -149,13 +149,10 @@ absl::Status CheckOptions(const EvaluationOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tasks: ", TaskName(*task), " is given twice, at most once"));
   }
-  if (const v1::AttentionPolicy* policy = FindRepeated(options.policies)) {
+  if (const AttentionVariant* variant = FindRepeated(options.variants)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--policies: ", PolicyName(*policy), " is given twice, at most once"));
-  }
-  if (const uint32_t* samples = FindRepeated(options.value_samples)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--values: ", *samples, " is given twice, at most once"));
+        absl::StrCat("--policies, --top-k-blocks, --values: ", VariantName(*variant),
+                     " is given twice, at most once"));
   }
   for (const RecallTask task : options.tasks) {
     if (IsWordList(task)) continue;
@@ -214,18 +211,19 @@ absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks
                         const std::string& salt, CompletionClient* client,
                         const ProgressLine& progress, PolicyRun run, Evaluation* evaluation) {
   CompletionQuery query;
-  query.policy = run.policy;
-  query.value_samples = run.value_samples;
+  query.policy = run.variant.policy;
+  query.prefill_policy = run.variant.prefill;
+  query.top_k_blocks = run.variant.top_k_blocks;
+  query.value_samples = run.variant.value_samples;
   query.max_tokens = options.max_tokens;
-  if (run.policy != v1::ATTENTION_POLICY_DENSE) query.top_k_blocks = options.top_k_blocks;
   const auto before = LookAtMetrics(options, progress);
   const absl::Status status =
       AskDocuments(options, documents.at(run.task), query, salt, client, progress, &run);
   if (absl::IsFailedPrecondition(status)) {
     const std::string message(status.message());
-    progress(absl::StrCat(VariantName(run),
+    progress(absl::StrCat(VariantName(run.variant),
                           " is left out, refused with FAILED_PRECONDITION: ", message));
-    evaluation->refused.push_back({run.policy, message, run.value_samples});
+    evaluation->refused.push_back({run.variant, message});
     return absl::OkStatus();
   }
   if (!status.ok()) return status;
@@ -238,33 +236,25 @@ absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks
 absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
                          CompletionClient* client, const ProgressLine& progress,
                          Evaluation* evaluation) {
-  std::vector<std::optional<uint32_t>> modes(options.value_samples.begin(),
-                                             options.value_samples.end());
-  if (modes.empty()) modes.push_back(std::nullopt);
+  evaluation->complete = false;
   for (const RecallTask task : options.tasks) {
-    for (const v1::AttentionPolicy policy : options.policies) {
-      const std::string salt = NewSalt();
-      for (const std::optional<uint32_t>& mode : modes) {
-        const auto same = [&](const Refusal& refusal) {
-          return refusal.policy == policy && refusal.value_samples == mode;
-        };
-        if (std::any_of(evaluation->refused.begin(), evaluation->refused.end(), same)) continue;
-        const absl::Status status =
-            AskVariant(options, documents, salt, client, progress,
-                       PolicyRun{task, policy, {}, std::nullopt, mode}, evaluation);
-        if (!status.ok()) return status;
-      }
+    // What value modes share; they follow each other in no fixed order.
+    std::map<AttentionVariant, std::string> salts;
+    for (const AttentionVariant& variant : options.variants) {
+      const auto same = [&](const Refusal& refusal) { return refusal.variant == variant; };
+      if (std::any_of(evaluation->refused.begin(), evaluation->refused.end(), same)) continue;
+      AttentionVariant computed = variant;
+      computed.value_samples.reset();
+      std::string& salt = salts[computed];
+      if (salt.empty()) salt = NewSalt();
+      const absl::Status status = AskVariant(
+          options, documents, salt, client, progress,
+          PolicyRun{.task = task, .variant = variant, .length = options.length}, evaluation);
+      if (!status.ok()) return status;
     }
   }
   evaluation->complete = true;
   return absl::OkStatus();
-}
-
-std::string VariantName(const PolicyRun& run) {
-  const std::string policy = PolicyName(run.policy);
-  if (!run.value_samples) return policy;
-  return *run.value_samples == 0 ? absl::StrCat(policy, " exact")
-                                 : absl::StrCat(policy, " ", *run.value_samples);
 }
 
 }  // namespace augur::loadtest

@@ -1,5 +1,5 @@
-// The evaluation: the same questions about the same documents for every policy, one document at a
-// time.
+// The evaluation: the same questions about the same documents for every variant of attention, one
+// document at a time.
 //
 // A document's first question is asked alone and warms the prefix cache; the others follow,
 // `concurrency` at a time. Every document of every policy has a cache salt of its own, so no policy
@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "augur/v1/completions.pb.h"
+#include "loadtest/attention_policies.h"
 #include "loadtest/completion_client.h"
 #include "loadtest/document_builder.h"
 #include "loadtest/filler_text.h"
@@ -33,16 +34,13 @@ struct EvaluationOptions {
   std::string metrics;  // HOST:PORT of the daemon's metrics; empty: do not look
   std::vector<std::string> text_files;
   std::vector<RecallTask> tasks;
-  std::vector<v1::AttentionPolicy> policies;
+  std::vector<AttentionVariant> variants;
   int64_t length = 8000;  // tokens of a prompt, at most
   int documents = 12;     // of each task
   int questions = 10;     // of each document
   int distractors = 8;    // of each document, in tasks that have them
   FactPlacement placement = FactPlacement::kSentence;
   uint64_t seed = 1;
-  std::optional<uint32_t> top_k_blocks;  // sent with every policy but dense
-  // Under each policy: 0 exact values, else as many samples; empty: the daemon's choice.
-  std::vector<uint32_t> value_samples;
   int concurrency = 1;
   uint32_t max_tokens = 16;  // for each answer of a question
   double call_limit_s = 600;
@@ -56,22 +54,18 @@ struct AskedQuestion {
   CompletionAnswer answer;
 };
 
-// One task under one policy, all its documents.
+// One task under one variant, all its documents.
 struct PolicyRun {
   RecallTask task = RecallTask::kNeedle;
-  v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
-  std::vector<AskedQuestion> questions;  // by document, then question: the same for every policy
-  std::optional<CounterGrowth> counters;
-  std::optional<uint32_t> value_samples = {};  // as in EvaluationOptions, one of them
+  AttentionVariant variant;
+  int64_t length = 0;                         // of EvaluationOptions
+  std::vector<AskedQuestion> questions = {};  // by document, then question: the same for all
+  std::optional<CounterGrowth> counters = {};
 };
 
-// "sparse", "sparse exact", "sparse 128".
-std::string VariantName(const PolicyRun& run);
-
 struct Refusal {
-  v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
+  AttentionVariant variant;
   std::string message;  // the daemon's
-  std::optional<uint32_t> value_samples = {};
 };
 
 struct Evaluation {
@@ -82,6 +76,7 @@ struct Evaluation {
 };
 
 using DocumentsOfTasks = std::map<RecallTask, std::vector<Document>>;
+using DocumentsOfLengths = std::map<int64_t, DocumentsOfTasks>;
 using ProgressLine = std::function<void(const std::string& line)>;
 
 // The counters that are looked at where there is a metrics address.
@@ -98,9 +93,9 @@ absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options
                                                 const FillerText& filler, const TokenCount& count,
                                                 const ProgressLine& progress);
 
-// Fills runs, refused and complete. A policy that is refused with FAILED_PRECONDITION is left out
-// from then on; any other failed call ends the evaluation with its status, and what was complete
-// stays.
+// Adds runs of the length and refusals; sets complete. A policy that is refused with
+// FAILED_PRECONDITION is left out from then on; any other failed call ends the evaluation with its
+// status, and what was complete stays.
 absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
                          CompletionClient* client, const ProgressLine& progress,
                          Evaluation* evaluation);

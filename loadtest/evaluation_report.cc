@@ -14,17 +14,33 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 1;  // of the JSON; grows when a reader of the old one would be wrong
+constexpr int kFormat = 2;  // of the JSON; grows when a reader of the old one would be wrong
 
-// What a run is compared with: sampled values with exact ones under the same policy, anything else
+// What a run is compared with: sampled values with exact ones of the same variant, anything else
 // with dense.
 const PolicyRun* BaseRun(const Evaluation& evaluation, const PolicyRun& of) {
-  const bool sampled = of.value_samples.value_or(0) > 0;
+  const bool sampled = of.variant.value_samples.value_or(0) > 0;
   for (const PolicyRun& run : evaluation.runs) {
-    if (run.task != of.task || run.value_samples.value_or(0) > 0) continue;
-    if (run.policy == (sampled ? of.policy : v1::ATTENTION_POLICY_DENSE)) return &run;
+    if (run.task != of.task || run.length != of.length) continue;
+    if (run.variant.value_samples.value_or(0) > 0) continue;
+    AttentionVariant exact = of.variant;
+    exact.value_samples = run.variant.value_samples;
+    if (sampled ? run.variant == exact : run.variant.is_dense()) return &run;
   }
   return nullptr;
+}
+
+bool HasSeveralLengths(const Evaluation& evaluation) {
+  for (const PolicyRun& run : evaluation.runs) {
+    if (run.length != evaluation.runs.front().length) return true;
+  }
+  return false;
+}
+
+// With the length, where that tells runs apart.
+std::string RunName(const Evaluation& evaluation, const PolicyRun& run) {
+  const std::string name = VariantName(run.variant);
+  return HasSeveralLengths(evaluation) ? absl::StrCat(name, ", ", run.length, " tokens") : name;
 }
 
 std::vector<bool> RightOnes(const PolicyRun& run) {
@@ -59,7 +75,7 @@ std::string RunsTable(const Evaluation& evaluation) {
   for (const PolicyRun& run : evaluation.runs) {
     const RunSummary summary = Summarize(run, BaseRun(evaluation, run));
     const auto& to_dense = summary.to_dense;
-    table.AddRow({TaskName(run.task), VariantName(run), absl::StrCat(summary.n),
+    table.AddRow({TaskName(run.task), RunName(evaluation, run), absl::StrCat(summary.n),
                   FormatShare(static_cast<double>(summary.right) / static_cast<double>(summary.n)),
                   FormatInterval(summary.interval),
                   to_dense ? FormatDifference(to_dense->difference) : kUnknown,
@@ -84,7 +100,7 @@ std::string PooledTable(const Evaluation& evaluation) {
     std::vector<bool> right, base_right;
     int tasks = 0;
     for (const PolicyRun& run : evaluation.runs) {
-      if (VariantName(run) != VariantName(first)) continue;
+      if (run.variant != first.variant || run.length != first.length) continue;
       ++tasks;
       const PolicyRun* base = BaseRun(evaluation, run);
       for (const bool one : RightOnes(run)) right.push_back(one);
@@ -96,7 +112,7 @@ std::string PooledTable(const Evaluation& evaluation) {
     const auto n = static_cast<int64_t>(right.size());
     std::optional<PairedDifference> paired;
     if (base_right.size() == right.size()) paired = ComparePaired(right, base_right);
-    table.AddRow({VariantName(first), absl::StrCat(n),
+    table.AddRow({RunName(evaluation, first), absl::StrCat(n),
                   FormatShare(static_cast<double>(count) / static_cast<double>(n)),
                   FormatInterval(WilsonInterval(count, n)),
                   paired ? FormatDifference(paired->difference) : kUnknown,
@@ -113,23 +129,33 @@ std::string CountersTable(const Evaluation& evaluation) {
     if (!run.counters) continue;
     for (const auto& [sample, growth] : run.counters->samples()) {
       any = true;
-      table.AddRow({TaskName(run.task), VariantName(run), sample, absl::StrFormat("%.0f", growth)});
+      table.AddRow(
+          {TaskName(run.task), RunName(evaluation, run), sample, absl::StrFormat("%.0f", growth)});
     }
   }
   return any ? "\n" + table.Text() : "";
+}
+
+Json VariantJson(const AttentionVariant& variant) {
+  Json json = {{"policy", PolicyName(variant.policy)},
+               {"prefill_policy", nullptr},
+               {"top_k_blocks", OrNull(variant.top_k_blocks)},
+               {"value_samples", OrNull(variant.value_samples)}};
+  if (variant.prefill != v1::ATTENTION_POLICY_UNSPECIFIED) {
+    json["prefill_policy"] = PolicyName(variant.prefill);
+  }
+  return json;
 }
 
 Json OptionsJson(const EvaluationOptions& options) {
   return {{"address", options.address},
           {"metrics", options.metrics},
           {"text", options.text_files},
-          {"length", options.length},
           {"documents", options.documents},
           {"questions", options.questions},
           {"distractors", options.distractors},
           {"placement", options.placement == FactPlacement::kLine ? "line" : "sentence"},
           {"seed", options.seed},
-          {"top_k_blocks", OrNull(options.top_k_blocks)},
           {"concurrency", options.concurrency},
           {"max_tokens", options.max_tokens}};
 }
@@ -155,8 +181,8 @@ Json SummaryJson(const RunSummary& summary) {
 
 Json QuestionJson(const PolicyRun& run, const AskedQuestion& asked, const Question& question) {
   return {{"task", TaskName(run.task)},
-          {"policy", PolicyName(run.policy)},
-          {"value_samples", OrNull(run.value_samples)},
+          {"policy", PolicyName(run.variant.policy)},
+          {"value_samples", OrNull(run.variant.value_samples)},
           {"document", asked.document},
           {"question", asked.question},
           {"depth", question.depth},
@@ -210,29 +236,32 @@ RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense) {
 std::string ReportText(const Evaluation& evaluation) {
   std::string text = RunsTable(evaluation) + PooledTable(evaluation) + CountersTable(evaluation);
   for (const Refusal& refusal : evaluation.refused) {
-    absl::StrAppend(&text, "\n", PolicyName(refusal.policy),
+    absl::StrAppend(&text, "\n", VariantName(refusal.variant),
                     " is not in the table, the daemon refused it: ", refusal.message, "\n");
   }
   if (!evaluation.complete) text += "\nThe evaluation did not come to its end.\n";
   return text;
 }
 
-std::string ReportJson(const EvaluationOptions& options, const DocumentsOfTasks& documents,
+std::string ReportJson(const EvaluationOptions& options, const DocumentsOfLengths& documents,
                        const Evaluation& evaluation) {
   Json refused = Json::array();
   for (const Refusal& refusal : evaluation.refused) {
-    refused.push_back({{"policy", PolicyName(refusal.policy)}, {"message", refusal.message}});
+    Json one = VariantJson(refusal.variant);
+    one["message"] = refusal.message;
+    refused.push_back(std::move(one));
   }
   Json runs = Json::array();
   for (const PolicyRun& run : evaluation.runs) {
-    Json one = {{"task", TaskName(run.task)},
-                {"policy", PolicyName(run.policy)},
-                {"value_samples", OrNull(run.value_samples)}};
+    Json one = VariantJson(run.variant);
+    one["task"] = TaskName(run.task);
+    one["length"] = run.length;
     one["summary"] = SummaryJson(Summarize(run, BaseRun(evaluation, run)));
     one["counters"] = run.counters ? Json(run.counters->samples()) : Json();
     one["questions"] = Json::array();
     for (const AskedQuestion& asked : run.questions) {
-      const Document& document = documents.at(run.task)[static_cast<size_t>(asked.document)];
+      const Document& document =
+          documents.at(run.length).at(run.task)[static_cast<size_t>(asked.document)];
       one["questions"].push_back(
           QuestionJson(run, asked, document.questions[static_cast<size_t>(asked.question)]));
     }

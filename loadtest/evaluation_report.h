@@ -31,7 +31,7 @@ RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense);
 std::string ReportText(const Evaluation& evaluation);
 
 // All options, rows and questions; UTF-8, indented.
-std::string ReportJson(const EvaluationOptions& options, const DocumentsOfTasks& documents,
+std::string ReportJson(const EvaluationOptions& options, const DocumentsOfLengths& documents,
                        const Evaluation& evaluation);
 
 }  // namespace augur::loadtest

@@ -280,21 +280,36 @@ Status CheckOutput(const v1::OutputOptions& options, const Deployment& deploymen
   return options.echo() ? NotServed("output.echo") : OkStatus();
 }
 
-Status CheckPolicy(v1::AttentionPolicy policy, const Deployment& deployment,
-                   engine::AttentionChoice* choice) {
-  using engine::AttentionPolicy;
+Status CheckPolicy(const char* field, v1::AttentionPolicy policy, const Deployment& deployment) {
   if (!v1::AttentionPolicy_IsValid(policy)) {
-    return InvalidArgumentError(StrCat("attention.policy: unknown enum number ", policy));
+    return InvalidArgumentError(StrCat(field, ": unknown enum number ", policy));
   }
   if (policy == v1::ATTENTION_POLICY_UNSPECIFIED) return OkStatus();
-  const AttentionPolicy wanted = PolicyOf(policy);
   const auto& served = deployment.policies;
-  if (std::find(served.begin(), served.end(), wanted) == served.end()) {
-    return FailedPreconditionError(StrCat("attention.policy: this deployment does not serve ",
-                                          v1::AttentionPolicy_Name(policy)));
+  if (std::find(served.begin(), served.end(), PolicyOf(policy)) != served.end()) return OkStatus();
+  return FailedPreconditionError(
+      StrCat(field, ": this deployment does not serve ", v1::AttentionPolicy_Name(policy)));
+}
+
+Status CheckPolicies(const v1::AttentionOptions& options, const Deployment& deployment,
+                     engine::AttentionChoice* choice) {
+  using engine::AttentionPolicy;
+  const v1::AttentionPolicy policy = options.policy(), prefill = options.prefill_policy();
+  Status status = CheckPolicy("attention.policy", policy, deployment);
+  if (!status.ok()) return status;
+  if (prefill == v1::ATTENTION_POLICY_INFINIGEN) {
+    return InvalidArgumentError(
+        "attention.prefill_policy: expected dense, sparse or forecast, found "
+        "ATTENTION_POLICY_INFINIGEN, which is for generated tokens");
   }
-  choice->decode = wanted;
-  choice->prefill = wanted == AttentionPolicy::kInfinigen ? AttentionPolicy::kSparse : wanted;
+  status = CheckPolicy("attention.prefill_policy", prefill, deployment);
+  if (!status.ok()) return status;
+  if (policy != v1::ATTENTION_POLICY_UNSPECIFIED) {
+    choice->decode = PolicyOf(policy);
+    choice->prefill =
+        choice->decode == AttentionPolicy::kInfinigen ? AttentionPolicy::kSparse : choice->decode;
+  }
+  if (prefill != v1::ATTENTION_POLICY_UNSPECIFIED) choice->prefill = PolicyOf(prefill);
   return OkStatus();
 }
 
@@ -335,7 +350,7 @@ Status CheckAttention(const v1::AttentionOptions& options, const Deployment& dep
                       ValidatedRequest* result) {
   engine::AttentionChoice& choice = result->attention;
   choice = deployment.attention;
-  Status status = CheckPolicy(options.policy(), deployment, &choice);
+  Status status = CheckPolicies(options, deployment, &choice);
   if (!status.ok()) return status;
   status = CheckValues(options, deployment, &choice.values);
   if (!status.ok()) return status;

@@ -3,9 +3,13 @@
 #include "loadtest/evaluation_report.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include "loadtest/attention_policies.h"
 #include "loadtest/report_table.h"
+#include "loadtest/sweep_file.h"
 #include "nlohmann/json.hpp"
 
 namespace augur::loadtest {
@@ -26,11 +30,11 @@ AskedQuestion Asked(int document, int question, bool exact, double first_ms) {
 
 Evaluation TwoRuns() {
   Evaluation evaluation;
-  PolicyRun dense{RecallTask::kCities, v1::ATTENTION_POLICY_DENSE, {}, std::nullopt};
+  PolicyRun dense{RecallTask::kCities, {.policy = v1::ATTENTION_POLICY_DENSE}, 8000};
   dense.questions = {Asked(0, 0, true, 900), Asked(0, 1, true, 30), Asked(1, 0, true, 1100),
                      Asked(1, 1, false, 50)};
   PolicyRun sparse = dense;
-  sparse.policy = v1::ATTENTION_POLICY_SPARSE;
+  sparse.variant.policy = v1::ATTENTION_POLICY_SPARSE;
   sparse.questions[0].exact = false;
   sparse.counters = CounterGrowth({},
                                   {{"augur_transfer_bytes_total", {{"kind", "fetch"}}, 2048},
@@ -38,7 +42,7 @@ Evaluation TwoRuns() {
                                    {"augur_kv_chosen_blocks_total", {}, 4}},
                                   WatchedCounters());
   evaluation.runs = {dense, sparse};
-  evaluation.refused = {{v1::ATTENTION_POLICY_FORECAST, "not here"}};
+  evaluation.refused = {{{.policy = v1::ATTENTION_POLICY_FORECAST}, "not here"}};
   evaluation.complete = true;
   return evaluation;
 }
@@ -74,7 +78,7 @@ TEST(ReportText, HasARowForEachRunAndNamesRefusals) {
 
 TEST(ReportJson, HoldsEveryQuestion) {
   const Document document = {"text", {{"\nQ1", "Oslo", 0.1}, {"\nQ2", "Lima", 0.9}}, 7};
-  const DocumentsOfTasks documents = {{RecallTask::kCities, {document, document}}};
+  const DocumentsOfLengths documents = {{8000, {{RecallTask::kCities, {document, document}}}}};
   const auto json =
       nlohmann::json::parse(ReportJson(EvaluationOptions(), documents, TwoRuns()), nullptr, false);
   ASSERT_TRUE(json.is_object());
@@ -119,7 +123,7 @@ TEST(AttentionPolicies, NamesAreThoseOfTheApi) {
 TEST(CheckOptions, RefusesDoublesAndTooManyFacts) {
   EvaluationOptions options;
   options.tasks = {RecallTask::kCities};
-  options.policies = {v1::ATTENTION_POLICY_DENSE};
+  options.variants = {{.policy = v1::ATTENTION_POLICY_DENSE}};
   EXPECT_TRUE(CheckOptions(options).ok());
   options.questions = 30;
   EXPECT_EQ(CheckOptions(options).message(),
@@ -128,8 +132,66 @@ TEST(CheckOptions, RefusesDoublesAndTooManyFacts) {
   options.tasks = {RecallTask::kNeedle, RecallTask::kNeedle};
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions(options)));
   options.tasks = {RecallTask::kNeedle};
-  options.policies = {v1::ATTENTION_POLICY_DENSE, v1::ATTENTION_POLICY_DENSE};
+  options.variants.push_back(options.variants.front());
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions(options)));
+}
+
+TEST(AttentionVariants, NamesGoBothWays) {
+  for (const char* name : {"dense", "sparse", "dense/forecast"}) {
+    EXPECT_EQ(VariantName(*VariantOf(name)), name);
+  }
+  AttentionVariant variant = *VariantOf("sparse");
+  variant.top_k_blocks = 16;
+  variant.value_samples = 0;
+  EXPECT_EQ(VariantName(variant), "sparse 16 blocks exact");
+  EXPECT_FALSE(VariantOf("dense/").ok());
+  EXPECT_FALSE(VariantOf("sparse/nothing").ok());
+  EXPECT_TRUE(VariantOf("dense/dense")->is_dense());
+  EXPECT_FALSE(VariantOf("dense/sparse")->is_dense());
+}
+
+// Each length is compared with dense of its own.
+TEST(Report, LengthsStandApart) {
+  Evaluation evaluation = TwoRuns();
+  for (const PolicyRun& run : TwoRuns().runs) {
+    evaluation.runs.push_back(run);
+    evaluation.runs.back().length = 2000;
+    for (AskedQuestion& asked : evaluation.runs.back().questions) asked.exact = false;
+  }
+  const std::string text = ReportText(evaluation);
+  EXPECT_NE(text.find("dense, 8000 tokens"), std::string::npos) << text;
+  EXPECT_NE(text.find("sparse, 2000 tokens   4  0.000"), std::string::npos) << text;
+  EXPECT_NE(text.find("  +0.000  "), std::string::npos) << text;
+}
+
+TEST(SweepFile, KeysAreOptions) {
+  const auto arguments =
+      SweepArguments("s.yaml", "length: [2000, 4000]\npolicies: dense\n\ntext: [a b.txt, c.txt]\n");
+  ASSERT_TRUE(arguments.ok()) << arguments.status();
+  EXPECT_EQ(*arguments, (std::vector<std::vector<std::string>>{{"--length", "2000", "4000"},
+                                                               {"--policies", "dense"},
+                                                               {"--text", "a b.txt", "c.txt"}}));
+  const auto wrong = [](const std::string& text) {
+    return std::string(SweepArguments("s.yaml", text).status().message());
+  };
+  EXPECT_EQ(wrong("a: 1\nb: {c: 2}\n").find("s.yaml:2: b: expected a value or a list"), 0u);
+  EXPECT_EQ(wrong("a: []\n").find("s.yaml:1: a: expected at least one value"), 0u);
+  EXPECT_EQ(wrong("- 1\n").find("s.yaml:1: expected keys with values"), 0u);
+  EXPECT_EQ(wrong("a: [1\n").find("s.yaml:"), 0u);
+}
+
+TEST(SweepFile, TheCommandLineCountsMore) {
+  char name[] =
+      "/tmp/augur-sweep-XX"
+      "XXXX";
+  close(mkstemp(name));
+  std::ofstream(name) << "length: 2000\nseed: 4\n";
+  const char* const argv[] = {"augur-eval", "--sweep", name, "--length=100"};
+  const auto arguments = WithSweepFile(4, argv);
+  ASSERT_TRUE(arguments.ok()) << arguments.status();
+  EXPECT_EQ(*arguments, (std::vector<std::string>{"--seed", "4", "--sweep", name, "--length=100"}));
+  unlink(name);
+  EXPECT_FALSE(WithSweepFile(4, argv).ok());
 }
 
 TEST(CheckModel, LengthAndAnswerMustFitTheContext) {

@@ -198,6 +198,11 @@ TEST(RequestValidationTest, OutputAndAttention) {
       {"attention { policy: ATTENTION_POLICY_SPARSE }", kNotServed, "attention.policy"},
       {"attention { policy: ATTENTION_POLICY_INFINIGEN }", kNotServed,
        "ATTENTION_POLICY_INFINIGEN"},
+      {"attention { prefill_policy: ATTENTION_POLICY_SPARSE }", kNotServed,
+       "attention.prefill_policy: this deployment does not serve ATTENTION_POLICY_SPARSE"},
+      {"attention { prefill_policy: ATTENTION_POLICY_INFINIGEN }", kInvalid,
+       "attention.prefill_policy: expected dense, sparse or forecast"},
+      {"attention { prefill_policy: ATTENTION_POLICY_DENSE }", kOk, ""},
       {"attention { policy: ATTENTION_POLICY_FORECAST }", kNotServed, "attention.policy"},
       {"attention { value_mode: VALUE_MODE_SAMPLED }", kNotServed, "attention.value_mode"},
       {"attention { top_k_blocks: 0 }", kNotServed, "attention.top_k_blocks"},
@@ -230,6 +235,12 @@ TEST(RequestValidationTest, AttentionOfADeploymentThatSelects) {
             "sparse/sparse/20/1/4/-1");
   EXPECT_EQ(choice("attention { policy: ATTENTION_POLICY_INFINIGEN }").Fingerprint(),
             "sparse/infinigen/12/1/4/-1");
+  EXPECT_EQ(choice("attention { policy: ATTENTION_POLICY_INFINIGEN "
+                   "prefill_policy: ATTENTION_POLICY_DENSE }")
+                .Fingerprint(),
+            "dense/infinigen/12/1/4/-1");
+  EXPECT_EQ(choice("attention { prefill_policy: ATTENTION_POLICY_SPARSE }").Fingerprint(),
+            "sparse/sparse/12/1/4/-1");
 }
 
 TEST(RequestValidationTest, SampledValues) {
