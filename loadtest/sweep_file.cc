@@ -7,7 +7,6 @@
 #include <iterator>
 #include <string_view>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace augur::loadtest {
@@ -39,14 +38,14 @@ std::string SweepPath(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--sweep" && i + 1 < argc) return argv[i + 1];
-    if (absl::StartsWith(argument, "--sweep=")) return std::string(argument.substr(8));
+    if (argument.starts_with("--sweep=")) return std::string(argument.substr(8));
   }
   return {};
 }
 
 bool IsGiven(int argc, const char* const* argv, const std::string& option) {
-  return std::any_of(argv + 1, argv + argc, [&](const char* argument) {
-    return argument == option || absl::StartsWith(argument, option + "=");
+  return std::any_of(argv + 1, argv + argc, [&](const std::string_view argument) {
+    return argument == option || argument.starts_with(option + "=");
   });
 }
 

@@ -160,7 +160,7 @@ TEST(Report, LengthsStandApart) {
   }
   const std::string text = ReportText(evaluation);
   EXPECT_NE(text.find("dense, 8000 tokens"), std::string::npos) << text;
-  EXPECT_NE(text.find("sparse, 2000 tokens   4  0.000"), std::string::npos) << text;
+  EXPECT_NE(text.find("sparse, 2000 tokens  4  0.000"), std::string::npos) << text;
   EXPECT_NE(text.find("  +0.000  "), std::string::npos) << text;
 }
 
