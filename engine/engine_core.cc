@@ -21,9 +21,11 @@ constexpr int kDenseSlots = 2;
 // for the copies before the first of them must go.
 constexpr int kMirrorShare = 8;
 
-int MostBlocks(const Request& request) {
-  return BlocksFor(static_cast<int64_t>(request.prompt.size()) + request.stopping.max_tokens);
+int64_t MostTokens(const Request& request) {
+  return static_cast<int64_t>(request.prompt.size()) + request.stopping.max_tokens;
 }
+
+int MostBlocks(const Request& request) { return BlocksFor(MostTokens(request)); }
 
 // Dense sequences read everything at every step: they are tiered only where nothing else is
 // offered.
@@ -465,6 +467,8 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
       segment.rules = &*sequence.rules;
     }
     segment.tokens = sequence.tokens;
+    segment.rope_variant =
+        RopeVariantOf(options_.short_rope_context, MostTokens(*sequence.request));
     const SamplingParams& sampling = sequence.request->sampling;
     segment.sampling = {.temperature = sampling.temperature,
                         .top_k = sampling.top_k,

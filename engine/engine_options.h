@@ -2,6 +2,7 @@
 // there.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "engine/kv_options.h"
@@ -9,7 +10,8 @@
 namespace augur::engine {
 
 struct EngineOptions {
-  int max_context = 0;  // tokens of prompt + completion; at most the model's
+  int max_context = 0;               // tokens of prompt + completion; at most the model's
+  int short_rope_context = INT_MAX;  // the model's: see RopeVariantOf
   ResidencyMode residency = ResidencyMode::kDevice;
   // Sequences get the block of the token after next where frames are to spare: a runner that runs
   // ahead (engine/model/device_runner.h) then need not stop at a block's edge.

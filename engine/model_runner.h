@@ -29,8 +29,15 @@ struct StepSegment {
   kernels::SamplingRow sampling;               // read when wants_token
   const LogitRules* rules = nullptr;           // likewise; null: none apply to this token
   std::span<const int32_t> tokens = {};        // the sequence's, its last one here included
-  int rope_variant = 0;  // which RoPE factor set the sequence was admitted with
+  int rope_variant = 0;                        // by RopeVariantOf, for all of the sequence's life
 };
+
+// Which of a model's RoPE factor sets a sequence uses (engine/model/rope_scaling.h): the second one
+// where prompt and max_tokens together exceed what the first one serves (ModelInfo's
+// short_rope_context). Part of the prefix-cache key.
+inline int RopeVariantOf(int short_rope_context, int64_t total_tokens) {
+  return total_tokens > short_rope_context ? 1 : 0;
+}
 
 struct StepInputs {
   std::span<const int32_t> token_ids;  // [rows]

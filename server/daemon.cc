@@ -185,8 +185,8 @@ Deployment DescribeDeployment(const ServerConfig& config, const engine::LoadedMo
   deployment.values = model.attention.values;
   deployment.kv = DescribeKv(config, model);
   deployment.max_top_k_blocks = model.attention.max_top_k;
-  // One RoPE factor set in this build; families with two will name theirs here.
-  deployment.kv_variant = absl::StrCat(model.info.fingerprint, "/rope0");
+  deployment.short_rope_context = model.info.short_rope_context;
+  deployment.kv_variant = model.info.fingerprint;
   return deployment;
 }
 
@@ -194,6 +194,7 @@ engine::EngineOptions EngineOptionsOf(const ServerConfig& config,
                                       const engine::LoadedModel& model) {
   engine::EngineOptions options;
   options.max_context = model.max_context;
+  options.short_rope_context = model.info.short_rope_context;
   options.residency = config.residency;
   options.num_slots = model.attention.num_slots();
   options.max_batch = static_cast<int>(config.batch);

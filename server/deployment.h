@@ -2,6 +2,7 @@
 // read-only after, shared by reference with everything that outlives no call.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,8 +30,9 @@ struct Deployment {
   std::string version;  // of augurd
   int64_t num_parameters = 0;
   int vocab_size = 0;
-  int max_context = 0;  // tokens of prompt and completion
-  int max_batch = 0;    // sequences in a step
+  int max_context = 0;               // tokens of prompt and completion
+  int short_rope_context = INT_MAX;  // engine/model_runner.h, RopeVariantOf
+  int max_batch = 0;                 // sequences in a step
   std::vector<engine::TokenId> eos_token_ids;
   bool has_tokenizer = false;       // false: token ids in, token ids out
   int64_t longest_token_bytes = 0;  // of the vocabulary; 0 without a tokenizer
@@ -41,7 +43,8 @@ struct Deployment {
   int max_top_k_blocks = 0;
   engine::ValueSettings values = {};  // by which, and whether, a request may sample
   KvDescription kv;
-  std::string kv_variant;  // what KV bits depend on beside the tokens (memory/block_key.h)
+  // What KV bits depend on beside the tokens and what a request says (memory/block_key.h).
+  std::string kv_variant;
 };
 
 }  // namespace augur::server

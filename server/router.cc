@@ -3,6 +3,9 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "engine/model_runner.h"
+
 namespace augur::server {
 
 Router::Router(const Deployment* deployment, const engine::Tokenizer* tokenizer,
@@ -61,8 +64,11 @@ std::vector<memory::BlockKey> Router::MakeKeys(const ValidatedRequest& validated
   // InfiniGen's keys are chosen anew for each request.
   if (attention.decode == engine::AttentionPolicy::kInfinigen) return {};
   const bool all_dense = static_cast<int>(request.prompt.size()) < attention.dense_len;
-  const std::string variant =
-      deployment_->kv_variant + "/" + attention.Fingerprint() + (all_dense ? "/short" : "");
+  const int rope = engine::RopeVariantOf(
+      deployment_->short_rope_context,
+      static_cast<int64_t>(request.prompt.size()) + request.stopping.max_tokens);
+  const std::string variant = absl::StrCat(deployment_->kv_variant, "/rope", rope, "/",
+                                           attention.Fingerprint(), all_dense ? "/short" : "");
   const bool shared = deployment_->prefix_cache && !validated.bypass_prefix_cache;
   if (shared) {
     return memory::MakeBlockKeys(block_key_secret_, variant, validated.cache_salt, request.prompt);

@@ -1,7 +1,6 @@
 #include "engine/attention/device_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -284,6 +283,7 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                              float* qkv) {
   const bool foretells = options_.has_forecast && layer + 1 < options_.num_layers;
   const int forecasts = foretells ? options_.num_kv_heads : 0;
+  const bool normed = !options_.head_norms.empty();
   backend->RopeAppend({.qkv = qkv,
                        .segments = arrays_.append + group.append.first,
                        .num_segments = group.append.count,
@@ -294,11 +294,14 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                        .num_forecast_heads = layer == 0 ? 2 * forecasts : forecasts,
                        .head_dim = options_.head_dim,
                        .dtype = options_.kv_dtype,
-                       .cos = options_.cos,
-                       .sin = options_.sin,
+                       .cos = options_.rope.cos,
+                       .sin = options_.rope.sin,
                        .pages_offset = offset,
                        .forecasts = foretells ? forecasts_[layer % 2].data() : nullptr,
-                       .num_forecasts = forecasts});
+                       .num_forecasts = forecasts,
+                       .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
+                       .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
+                       .norm_epsilon = options_.head_norm_epsilon});
   if (!selects() || group.compress.count == 0) return;
   backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
                          .num_segments = group.compress.count,
@@ -334,7 +337,7 @@ void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Rang
        .key_dim = options_.head_dim,
        .keys_per_block = kernels::kBlockWindows,
        .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
-       .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
+       .scale = options_.attention_scale,
        .dtype = options_.kv_dtype,
        .blocks = selection.blocks.data(),
        .counts = selection.counts.data(),
@@ -390,17 +393,16 @@ void DeviceAttention::PlaceInPlace(Rule rule, Range range, int layer, int64_t of
 
 void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, int64_t offset,
                              const float* qkv, void* attended) {
-  const kernels::PagedAttentionParams all{
-      .q = qkv,
-      .out = attended,
-      .rows = rows_,
-      .q_stride = options_.row_stride,
-      .num_q_heads = options_.num_q_heads,
-      .num_kv_heads = options_.num_kv_heads,
-      .head_dim = options_.head_dim,
-      .dtype = options_.kv_dtype,
-      .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
-      .out_dtype = options_.out_dtype};
+  const kernels::PagedAttentionParams all{.q = qkv,
+                                          .out = attended,
+                                          .rows = rows_,
+                                          .q_stride = options_.row_stride,
+                                          .num_q_heads = options_.num_q_heads,
+                                          .num_kv_heads = options_.num_kv_heads,
+                                          .head_dim = options_.head_dim,
+                                          .dtype = options_.kv_dtype,
+                                          .scale = options_.attention_scale,
+                                          .out_dtype = options_.out_dtype};
   const auto attend = [&](const kernels::AttentionSegment* segments, Range range,
                           kernels::PagedAttentionParams params) {
     if (range.count == 0) return;

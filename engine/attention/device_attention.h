@@ -32,8 +32,10 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
+#include "engine/model/rope_tables.h"
 #include "engine/model/sequence_tables.h"
 #include "engine/model/step_tables.h"
+#include "engine/model/transformer_weights.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
 #include "kernels/backend_array.h"
@@ -57,8 +59,11 @@ struct DeviceAttentionOptions {
   // For benches: generated tokens choose at random with this re-use, scores or not; below 0: no.
   float driven_reuse = -1.0f;
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
-  const float* cos = nullptr;  // [max_context, head_dim / 2]
-  const float* sin = nullptr;
+  float attention_scale = 1.0f;
+  RopeAngles rope = {};
+  // q_norm and k_norm of all layers; empty: the model has none.
+  std::span<const LayerWeights> head_norms = {};
+  float head_norm_epsilon = 0.0f;
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }

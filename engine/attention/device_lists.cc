@@ -55,7 +55,8 @@ kernels::AppendSegment DeviceAttention::AppendOf(const AttentionPiece& piece) {
   return {.rows = piece.rows,
           .pages = tables_->lists(piece.table) + FirstBlock(piece.rows),
           .block_stride = 1,
-          .head_stride = tables_->options().max_blocks};
+          .head_stride = tables_->options().max_blocks,
+          .first_angle = options_.rope.first[piece.segment->rope_variant]};
 }
 
 // Windows that end in the rows; and in the blocks before them whose keys a prefix hit on resident

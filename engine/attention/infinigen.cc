@@ -109,8 +109,8 @@ const float* Infinigen::Queries(int layer, std::span<const kernels::QuerySegment
                             .heads_per_group = options_.heads_per_group(),
                             .head_dim = options_.head_dim,
                             .num_channels = num_channels(),
-                            .cos = options_.cos,
-                            .sin = options_.sin});
+                            .cos = options_.rope.cos,
+                            .sin = options_.rope.sin});
   return vectors_;
 }
 

@@ -25,6 +25,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/infinigen_basis.h"
+#include "engine/model/rope_tables.h"
 #include "engine/model/transformer_weights.h"
 #include "kernels/backend.h"
 #include "memory/sequence_kv.h"
@@ -40,8 +41,7 @@ struct InfinigenOptions {
   int head_dim = 0;
   kernels::DType kv_dtype = kernels::DType::kF32;
   int max_rows = 0;
-  const float* cos = nullptr;  // [max_context, head_dim / 2]
-  const float* sin = nullptr;
+  RopeAngles rope = {};
 
   int heads_per_group() const { return num_q_heads / num_kv_heads; }
   int num_channels() const { return head_dim / 4; }

@@ -1,6 +1,5 @@
 // The attending half of LayerWorker: lists of pages for every kind of row.
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <numeric>
 
@@ -27,7 +26,7 @@ kernels::PagedAttentionParams LayerWorker::AttentionParams(const float* qkv,
           .num_kv_heads = options_.num_kv_heads,
           .head_dim = options_.head_dim,
           .dtype = options_.kv_dtype,
-          .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim))};
+          .scale = options_.attention_scale};
 }
 
 void LayerWorker::Attend(int layer, const float* qkv, float* attended) {

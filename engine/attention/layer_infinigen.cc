@@ -23,8 +23,7 @@ absl::Status LayerWorker::CreateInfinigen() {
   options.head_dim = options_.head_dim;
   options.kv_dtype = options_.kv_dtype;
   options.max_rows = options_.max_rows;
-  options.cos = options_.cos;
-  options.sin = options_.sin;
+  options.rope = options_.rope;
   AUGUR_ASSIGN_OR_RETURN(infinigen_, Infinigen::Create(backend_, options));
   channel_segments_.reserve(options_.max_segments);
   query_segments_.reserve(3 * options_.max_segments);

@@ -6,7 +6,6 @@
 // chunk, after a preemption, go one by one: each starts from the state that the one before left,
 // and sees the sum of its own block as it was then.
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -264,7 +263,7 @@ kernels::SampledAttentionParams LayerWorker::SampledParams(int layer, const floa
           .num_kv_heads = options_.num_kv_heads,
           .head_dim = options_.head_dim,
           .dtype = options_.kv_dtype,
-          .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim)),
+          .scale = options_.attention_scale,
           .layer = layer,
           .estimator = options_.values.kernel_estimator(),
           .budget = options_.values.budget};

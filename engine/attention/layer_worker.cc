@@ -1,7 +1,6 @@
 #include "engine/attention/layer_worker.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "engine/attention/segment_blocks.h"
@@ -232,7 +231,9 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
   for (size_t i = 0; i < segments_.size(); ++i) {
     const StepSegment& segment = segments_[i];
     const Staging& staging = staging_[i];
-    append_segments_.push_back({segment.rows, append_pages_.data() + append_pages_.size()});
+    append_segments_.push_back({.rows = segment.rows,
+                                .pages = append_pages_.data() + append_pages_.size(),
+                                .first_angle = options_.rope.first[segment.rope_variant]});
     for (int block = FirstBlock(segment.rows); block < EndBlock(segment.rows); ++block) {
       const int place = staging.place_of(block);
       for (int head = 0; head < options_.num_kv_heads; ++head) {
@@ -244,6 +245,7 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
   if (options_.has_forecast && layer + 1 < options_.num_layers) {
     forecast_heads = (layer == 0 ? 2 : 1) * options_.num_kv_heads;
   }
+  const bool normed = !options_.head_norms.empty();
   backend_->RopeAppend({.qkv = qkv,
                         .segments = append_segments_.data(),
                         .num_segments = static_cast<int>(append_segments_.size()),
@@ -254,11 +256,14 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
                         .num_forecast_heads = forecast_heads,
                         .head_dim = options_.head_dim,
                         .dtype = options_.kv_dtype,
-                        .cos = options_.cos,
-                        .sin = options_.sin,
+                        .cos = options_.rope.cos,
+                        .sin = options_.rope.sin,
                         // Of the next layer, whose qkv will overwrite this one's.
                         .forecasts = forecast_heads > 0 ? forecasts_[layer % 2].data() : nullptr,
-                        .num_forecasts = forecast_heads > 0 ? options_.num_kv_heads : 0});
+                        .num_forecasts = forecast_heads > 0 ? options_.num_kv_heads : 0,
+                        .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
+                        .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
+                        .norm_epsilon = options_.head_norm_epsilon});
   Compress(layer);
 }
 
@@ -371,7 +376,7 @@ void LayerWorker::Select(int layer, const Wanted& wanted, AttentionPolicy policy
                 .key_dim = options_.head_dim,
                 .keys_per_block = kernels::kBlockWindows,
                 .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
-                .scale = 1.0f / std::sqrt(static_cast<float>(options_.head_dim))},
+                .scale = options_.attention_scale},
                selection);
 }
 
@@ -388,7 +393,9 @@ void LayerWorker::SelectInfinigen(int layer, const Wanted& wanted, Selection* se
   for (const Piece& piece : pieces_) {
     if (!chosen_so(piece)) continue;
     query_segments_.push_back(
-        {piece.rows, piece.segment->kv->channels_of(store_->pools().layout, layer)});
+        {.rows = piece.rows,
+         .channels = piece.segment->kv->channels_of(store_->pools().layout, layer),
+         .first_angle = options_.rope.first[piece.segment->rope_variant]});
   }
   RunSelection({.q = infinigen_->Queries(layer, query_segments_),
                 .q_stride = infinigen_->vector_width(),

@@ -32,6 +32,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
 #include "engine/attention/infinigen.h"
+#include "engine/model/rope_tables.h"
 #include "engine/model_runner.h"
 #include "kernels/backend.h"
 #include "memory/layer_residency.h"
@@ -72,8 +73,11 @@ struct LayerWorkerOptions {
   bool prefetch = true;  // false: choices made ahead are fetched on need
   int recall_every = 0;  // steps between measurements of the Forecast's recall; 0: never
   int compute_threads = 1;
-  const float* cos = nullptr;  // [max_context, head_dim / 2]
-  const float* sin = nullptr;
+  float attention_scale = 1.0f;
+  RopeAngles rope = {};
+  // q_norm and k_norm of all layers; empty: the model has none.
+  std::span<const LayerWeights> head_norms = {};
+  float head_norm_epsilon = 0.0f;
   // InfiniGen; a null basis: no request uses it. Its shape, rows and tables are filled in by
   // Create.
   InfinigenOptions infinigen;

@@ -28,6 +28,8 @@ class JsonFields {
 
   // A key that is missing or null counts as absent.
   bool Has(const std::string& key) const;
+  // Whether the key is there at all, be it null.
+  bool Mentions(const std::string& key) const { return !object_.Find(key).absent(); }
   std::optional<JsonNode> Find(const std::string& key) const;
 
   // Where the key is absent: the default, or an error when there is none.

@@ -122,25 +122,30 @@ absl::Status DeviceRunner::CreateAttention() {
                                                           .max_blocks = max_blocks_,
                                                           .max_slots = options_.max_slots,
                                                           .selects = options_.max_top_k > 0}));
+  std::span<const LayerWeights> head_norms;
+  if (config_.has_head_norms) head_norms = layers_->weights().layers;
   AUGUR_ASSIGN_OR_RETURN(
-      attention_, DeviceAttention::Create(backend_,
-                                          {.num_layers = config_.num_layers,
-                                           .num_q_heads = config_.num_q_heads,
-                                           .num_kv_heads = config_.num_kv_heads,
-                                           .head_dim = config_.head_dim,
-                                           .kv_dtype = options_.kv_dtype,
-                                           .out_dtype = layers_->activation_dtype(),
-                                           .has_forecast = options_.has_forecast,
-                                           .max_rows = options_.max_rows,
-                                           .max_segments = options_.max_segments,
-                                           .max_top_k = std::min(options_.max_top_k, max_blocks_),
-                                           .prefetch = options_.prefetch,
-                                           .copy_ctas = options_.copy_ctas,
-                                           .driven_reuse = options_.driven_reuse,
-                                           .row_stride = layers_->qkv_stride(),
-                                           .cos = layers_->cos(),
-                                           .sin = layers_->sin()},
-                                          tables_.get(), transfers_));
+      attention_,
+      DeviceAttention::Create(backend_,
+                              {.num_layers = config_.num_layers,
+                               .num_q_heads = config_.num_q_heads,
+                               .num_kv_heads = config_.num_kv_heads,
+                               .head_dim = config_.head_dim,
+                               .kv_dtype = options_.kv_dtype,
+                               .out_dtype = layers_->activation_dtype(),
+                               .has_forecast = options_.has_forecast,
+                               .max_rows = options_.max_rows,
+                               .max_segments = options_.max_segments,
+                               .max_top_k = std::min(options_.max_top_k, max_blocks_),
+                               .prefetch = options_.prefetch,
+                               .copy_ctas = options_.copy_ctas,
+                               .driven_reuse = options_.driven_reuse,
+                               .row_stride = layers_->qkv_stride(),
+                               .attention_scale = config_.attention_scale(),
+                               .rope = layers_->rope(),
+                               .head_norms = head_norms,
+                               .head_norm_epsilon = static_cast<float>(config_.rms_norm_epsilon)},
+                              tables_.get(), transfers_));
   if (options_.max_slots == 0) return absl::OkStatus();
   // A chunk's blocks, two that each sequence ends or begins, and some of one that is moved behind.
   constexpr int kMovedBehind = 256;
@@ -366,7 +371,7 @@ DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
 void DeviceRunner::PlanSegment(const StepSegment& segment, StepShape* shape) {
   const Segment& rows = segment.rows;
   const int end = rows.first_position + rows.num_rows;
-  AUGUR_CHECK(rows.num_rows > 0 && end <= options_.max_context);
+  AUGUR_CHECK(rows.num_rows > 0 && end <= layers_->rope().covers[segment.rope_variant]);
   const bool staged = IsStaged(segment);
   const int table = Prepare(segment, rows, staged);
   const int first_generated = end - GeneratedRows(segment);
@@ -553,7 +558,8 @@ bool DeviceRunner::MayRunAhead(const StepSegment& segment, int position) const {
   const memory::SequenceKv& kv = *segment.kv;
   const size_t blocks = kv.tiered() ? kv.host_blocks.size() : kv.frames.size();
   const int block = position / kBlockTokens;
-  if (block >= static_cast<int>(blocks) || position >= options_.max_context) return false;
+  if (block >= static_cast<int>(blocks)) return false;
+  if (position >= layers_->rope().covers[segment.rope_variant]) return false;
   if (!kv.tiered()) return true;
   return PolicyOf(segment, position) != AttentionPolicy::kDense &&
          kv.landed_everywhere() >= block - segment.attention->budget.local + 1;

@@ -18,6 +18,11 @@ absl::Status CheckInfinigenShape(const ModelConfig& config) {
         "infinigen is not offered for family ", config.family,
         ", whose choice of blocks has a second stage that partial keys know nothing of"));
   }
+  if (config.has_head_norms) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "infinigen is not offered for family ", config.family,
+        ", whose queries are normed head by head, which its approximation of them leaves out"));
+  }
   if (config.head_dim % 8 == 0 && config.num_layers >= 2) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("infinigen needs a model of at least 2 layers whose head_dim is a multiple of 8 "

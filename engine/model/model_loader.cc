@@ -28,7 +28,7 @@ std::string Fingerprint(const ModelConfig& config, const std::string& origin,
       absl::StrJoin({config.vocab_size, config.hidden_size, config.intermediate_size,
                      config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
                     "x"),
-      "/theta", config.rope_theta, "/", kernels::NameOf(kv_dtype),
+      "/", config.rope.Describe(), "/", kernels::NameOf(kv_dtype),
       config.has_eviction_heads ? absl::StrCat("/query", config.query_top_k_blocks) : "");
 }
 
@@ -290,6 +290,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   model.info = {.family = config.family,
                 .vocab_size = config.vocab_size,
                 .max_context = config.max_position_embeddings,
+                .short_rope_context = config.rope.short_context(),
                 .num_parameters = loaded.weights.num_parameters,
                 .dtype = loaded.weights.dtype,
                 .eos_token_ids = config.eos_token_ids,

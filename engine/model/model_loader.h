@@ -6,6 +6,7 @@
 // with size and knob when memory is short.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,6 +27,8 @@ struct ModelInfo {
   std::string family;  // "llama"
   int vocab_size = 0;
   int max_context = 0;  // the model's own limit
+  // RopeVariantOf's argument (engine/model_runner.h).
+  int short_rope_context = INT_MAX;
   int64_t num_parameters = 0;
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<TokenId> eos_token_ids;

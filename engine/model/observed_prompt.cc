@@ -63,6 +63,7 @@ void ObservePrompt(std::span<const TokenId> tokens, const AttentionChoice& choic
     segment.kv = &store->sequence(1);
     segment.attention = &choice;
     segment.prompt_tokens = num_tokens;
+    segment.rope_variant = RopeVariantOf(model->info.short_rope_context, num_tokens);
     before_chunk(first, count);
     runner->Run({.token_ids = tokens.subspan(first, count), .segments = {&segment, 1}}, &outputs);
   }

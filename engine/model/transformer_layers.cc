@@ -1,7 +1,5 @@
 #include "engine/model/transformer_layers.h"
 
-#include <cmath>
-#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +9,6 @@ namespace augur::engine {
 namespace {
 
 using kernels::Backend;
-using kernels::BackendArray;
 using kernels::DType;
 using kernels::LinearParams;
 using kernels::Phase;
@@ -40,7 +37,8 @@ absl::StatusOr<std::unique_ptr<TransformerLayers>> TransformerLayers::Create(
   std::unique_ptr<TransformerLayers> layers(
       new TransformerLayers(backend, config, std::move(weights), options));
   AUGUR_RETURN_IF_ERROR(layers->Allocate());
-  AUGUR_RETURN_IF_ERROR(layers->FillRopeTables());
+  AUGUR_ASSIGN_OR_RETURN(layers->rope_, RopeTables::Create(backend, config.rope, config.head_dim,
+                                                           options.max_context));
   return layers;
 }
 
@@ -88,28 +86,6 @@ absl::Status TransformerLayers::Allocate() {
   return absl::OkStatus();
 }
 
-// Angles in double precision: float32 products, as transformers has them, are off by 5e-5 rad at
-// position 700 already and by 100 times that at the end of a long context.
-absl::Status TransformerLayers::FillRopeTables() {
-  const int half = config_.head_dim / 2;
-  std::vector<float> cos(size_t(options_.max_context) * half), sin(cos.size());
-  for (int i = 0; i < half; ++i) {
-    const double inverse_frequency = std::pow(config_.rope_theta, -2.0 * i / config_.head_dim);
-    for (int position = 0; position < options_.max_context; ++position) {
-      const double angle = position * inverse_frequency;
-      const size_t at = size_t(position) * half + i;
-      cos[at] = static_cast<float>(std::cos(angle));
-      sin[at] = static_cast<float>(std::sin(angle));
-    }
-  }
-  cos_ = BackendArray<float>(backend_, std::span<const float>(cos));
-  sin_ = BackendArray<float>(backend_, std::span<const float>(sin));
-  if (cos_.allocated() && sin_.allocated()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no memory for RoPE tables: ", 2 * cos.size() * sizeof(float),
-                   " bytes (context ", options_.max_context, ")"));
-}
-
 void TransformerLayers::Embed(Backend* backend, const int32_t* ids, int rows) const {
   backend->Embedding({.ids = ids,
                       .table = weights_.embedding.data(),
@@ -117,7 +93,8 @@ void TransformerLayers::Embed(Backend* backend, const int32_t* ids, int rows) co
                       .out = hidden_,
                       .rows = rows,
                       .vocab = config_.vocab_size,
-                      .hidden = config_.hidden_size});
+                      .hidden = config_.hidden_size,
+                      .scale = config_.embedding_scale()});
 }
 
 void TransformerLayers::ProjectQkv(Backend* backend, int layer, RowPhases phases) const {
@@ -127,7 +104,7 @@ void TransformerLayers::ProjectQkv(Backend* backend, int layer, RowPhases phases
                     .out = normed_,
                     .rows = phases.rows,
                     .hidden = config_.hidden_size,
-                    .epsilon = config_.rms_norm_epsilon,
+                    .epsilon = config_.stream_epsilon(),
                     .out_dtype = activation_dtype_});
   RunLinear(backend,
             {.x = normed_,
@@ -163,7 +140,7 @@ void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) co
                     .out = normed_,
                     .rows = phases.rows,
                     .hidden = hidden,
-                    .epsilon = config_.rms_norm_epsilon,
+                    .epsilon = config_.stream_epsilon(),
                     .out_dtype = activation_dtype_});
   RunLinear(backend,
             {.x = normed_,
@@ -199,7 +176,7 @@ void TransformerLayers::RunHead(Backend* backend, const int32_t* row_ids, int ro
                     .out = normed_,
                     .rows = rows,
                     .hidden = config_.hidden_size,
-                    .epsilon = config_.rms_norm_epsilon,
+                    .epsilon = config_.stream_epsilon(),
                     .out_dtype = activation_dtype_});
   // One row of each sequence, whatever its phase: always the algorithm for few.
   RunLinear(backend,

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "engine/model/logit_state.h"
 #include "engine/model/model_config.h"
+#include "engine/model/rope_tables.h"
 #include "engine/model/transformer_weights.h"
 #include "kernels/backend.h"
 #include "kernels/backend_array.h"
@@ -71,8 +72,7 @@ class TransformerLayers {
   void* attended() const { return attended_; }         // [max_rows, q width] likewise
   const float* logits() const { return logits_; }      // [max_sampled, vocab]
   const float* adjusted() const { return adjusted_; }  // likewise
-  const float* cos() const { return cos_.data(); }     // [max_context, head_dim / 2]
-  const float* sin() const { return sin_.data(); }
+  const RopeAngles& rope() const { return rope_.angles(); }
   kernels::DType activation_dtype() const { return activation_dtype_; }
   const TransformerWeights& weights() const { return weights_; }
 
@@ -81,7 +81,6 @@ class TransformerLayers {
                     TransformerWeights weights, const TransformerLayersOptions& options);
   absl::Status Allocate();
   absl::StatusOr<void*> AllocateElements(const char* what, int64_t count, kernels::DType dtype);
-  absl::Status FillRopeTables();
 
   kernels::Backend* const backend_;
   const ModelConfig config_;
@@ -90,9 +89,8 @@ class TransformerLayers {
   const kernels::DType activation_dtype_;
 
   std::vector<kernels::BackendArray<std::byte>> allocations_;
-  kernels::BackendArray<float> cos_;
-  kernels::BackendArray<float> sin_;
-  float* hidden_ = nullptr;  // [max_rows, hidden]
+  RopeTables rope_;
+  float* hidden_ = nullptr;  // [max_rows, hidden]: the residual stream, see Multipliers
   void* normed_ = nullptr;
   float* qkv_ = nullptr;
   void* attended_ = nullptr;

@@ -50,8 +50,11 @@ LayerWorkerOptions TransformerRunner::AttentionOptions() const {
           .prefetch = options_.prefetch,
           .recall_every = options_.recall_every,
           .compute_threads = options_.compute_threads,
-          .cos = layers_->cos(),
-          .sin = layers_->sin(),
+          .attention_scale = config_.attention_scale(),
+          .rope = layers_->rope(),
+          .head_norms = config_.has_head_norms ? std::span<const LayerWeights>(weights.layers)
+                                               : std::span<const LayerWeights>(),
+          .head_norm_epsilon = static_cast<float>(config_.rms_norm_epsilon),
           .infinigen = {.basis = weights.infinigen ? &*weights.infinigen : nullptr,
                         .weights = weights.layers,
                         .hidden_size = config_.hidden_size},
@@ -80,7 +83,8 @@ void TransformerRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
   int covered = 0;
   for (const StepSegment& segment : inputs.segments) {
     AUGUR_CHECK(segment.rows.first_row == covered && segment.rows.num_rows > 0);
-    AUGUR_CHECK(segment.rows.first_position + segment.rows.num_rows <= options_.max_context);
+    AUGUR_CHECK(segment.rows.first_position + segment.rows.num_rows <=
+                layers_->rope().covers[segment.rope_variant]);
     covered += segment.rows.num_rows;
   }
   AUGUR_CHECK(covered == rows);

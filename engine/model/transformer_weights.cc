@@ -81,6 +81,14 @@ absl::StatusOr<kernels::BackendArray<float>> FloatsInBackend(kernels::Backend* b
   return InBackend(backend, std::span<const float>(values));
 }
 
+// Logits are linear in it: their multiplier costs nothing there.
+absl::StatusOr<kernels::BackendArray<float>> FinalNorm(std::vector<float> values,
+                                                       const ModelConfig& config,
+                                                       kernels::Backend* backend) {
+  for (float& value : values) value = static_cast<float>(value * config.multipliers.logits);
+  return FloatsInBackend(backend, values);
+}
+
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, const ModelConfig& config, kernels::Backend* backend,
@@ -101,7 +109,8 @@ class Loader {
       AUGUR_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(layer));
       weights.layers.push_back(std::move(loaded));
     }
-    AUGUR_ASSIGN_OR_RETURN(weights.final_norm, Vector("model.norm.weight", hidden));
+    AUGUR_ASSIGN_OR_RETURN(const std::vector<float> norm, HostVector("model.norm.weight", hidden));
+    AUGUR_ASSIGN_OR_RETURN(weights.final_norm, FinalNorm(norm, config_, backend_));
     // A checkpoint whose config says "tied" may still carry a copy of the head; transformers
     // ignores it too.
     if (config_.tie_word_embeddings) {
@@ -139,20 +148,28 @@ class Loader {
     const std::string attention = prefix + "self_attn.";
     const std::string mlp = prefix + "mlp.";
     AUGUR_ASSIGN_OR_RETURN(layer.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
-    AUGUR_ASSIGN_OR_RETURN(layer.qkv, Linear({{attention + "q_proj", config_.q_width()},
-                                              {attention + "k_proj", config_.kv_width()},
-                                              {attention + "v_proj", config_.kv_width()}},
-                                             hidden, config_.attention_bias, HeadsOf(index)));
-    AUGUR_ASSIGN_OR_RETURN(layer.output, Linear({{attention + "o_proj", hidden}}, config_.q_width(),
-                                                config_.attention_bias));
+    const int64_t q_width = config_.q_width(), kv_width = config_.kv_width();
+    std::vector<Part> qkv = {{attention + "qkv_proj", q_width + 2 * kv_width}};
+    std::vector<Part> gate_up = {{mlp + "gate_up_proj", 2 * intermediate}};
+    if (!config_.has_fused_projections) {
+      qkv = {{attention + "q_proj", q_width},
+             {attention + "k_proj", kv_width},
+             {attention + "v_proj", kv_width}};
+      gate_up = {{mlp + "gate_proj", intermediate}, {mlp + "up_proj", intermediate}};
+    }
+    AUGUR_ASSIGN_OR_RETURN(layer.qkv, Linear(qkv, hidden, config_.qkv_bias, HeadsOf(index)));
+    if (config_.has_head_norms) {
+      AUGUR_ASSIGN_OR_RETURN(layer.q_norm, Vector(attention + "q_norm.weight", config_.head_dim));
+      AUGUR_ASSIGN_OR_RETURN(layer.k_norm, Vector(attention + "k_norm.weight", config_.head_dim));
+    }
+    AUGUR_ASSIGN_OR_RETURN(layer.output,
+                           Linear({{attention + "o_proj", hidden}}, q_width, config_.output_bias));
     if (config_.has_eviction_heads) {
       AUGUR_ASSIGN_OR_RETURN(layer.eviction, LoadEvictionHead(attention));
     }
     AUGUR_ASSIGN_OR_RETURN(layer.mlp_norm,
                            Vector(prefix + "post_attention_layernorm.weight", hidden));
-    AUGUR_ASSIGN_OR_RETURN(
-        layer.gate_up, Linear({{mlp + "gate_proj", intermediate}, {mlp + "up_proj", intermediate}},
-                              hidden, config_.mlp_bias));
+    AUGUR_ASSIGN_OR_RETURN(layer.gate_up, Linear(gate_up, hidden, config_.mlp_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.down,
                            Linear({{mlp + "down_proj", hidden}}, intermediate, config_.mlp_bias));
     return layer;
@@ -166,7 +183,7 @@ class Loader {
                            checkpoint_.Read(attention + "delta.weight", {heads, width}));
     num_parameters_ += heads * width;
     AUGUR_ASSIGN_OR_RETURN(head.weight, FloatsInBackend(backend_, Widen(delta)));
-    if (config_.attention_bias) {
+    if (config_.qkv_bias) {
       AUGUR_ASSIGN_OR_RETURN(head.bias, Vector(attention + "delta.bias", heads));
     }
     return head;
@@ -255,7 +272,7 @@ absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& c
     return made;
   };
   const int64_t hidden = config.hidden_size, vocab = config.vocab_size;
-  const std::vector<float> ones(hidden, 1.0f);
+  const std::vector<float> ones(hidden, 1.0f), head_ones(config.head_dim, 1.0f);
   TensorData embedding{.dtype = kernels::DType::kF32, .shape = {vocab, hidden}, .bytes = {}};
   embedding.bytes.resize(size_t(vocab) * hidden * sizeof(float));
   for (int64_t i = 0; i < vocab * hidden; ++i) {
@@ -274,15 +291,20 @@ absl::StatusOr<TransformerWeights> RandomTransformerWeights(const ModelConfig& c
     // Forecast heads for the next layer and, in layer 0, for itself.
     const int heads = !has_forecast || i + 1 == config.num_layers ? 0 : i == 0 ? 2 : 1;
     AUGUR_ASSIGN_OR_RETURN(layer.qkv, linear(config.q_width() + (2 + heads) * config.kv_width(),
-                                             hidden, config.attention_bias));
-    AUGUR_ASSIGN_OR_RETURN(layer.output, linear(hidden, config.q_width(), config.attention_bias));
+                                             hidden, config.qkv_bias));
+    if (config.has_head_norms) {
+      AUGUR_ASSIGN_OR_RETURN(layer.q_norm, FloatsInBackend(backend, head_ones));
+      AUGUR_ASSIGN_OR_RETURN(layer.k_norm, FloatsInBackend(backend, head_ones));
+      weights.num_parameters += 2 * config.head_dim;
+    }
+    AUGUR_ASSIGN_OR_RETURN(layer.output, linear(hidden, config.q_width(), config.output_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.gate_up,
                            linear(2 * int64_t{config.intermediate_size}, hidden, config.mlp_bias));
     AUGUR_ASSIGN_OR_RETURN(layer.down, linear(hidden, config.intermediate_size, config.mlp_bias));
     weights.num_parameters += 2 * hidden;
     weights.layers.push_back(std::move(layer));
   }
-  AUGUR_ASSIGN_OR_RETURN(weights.final_norm, FloatsInBackend(backend, ones));
+  AUGUR_ASSIGN_OR_RETURN(weights.final_norm, FinalNorm(ones, config, backend));
   weights.head = matrix(vocab, hidden);
   return weights;
 }

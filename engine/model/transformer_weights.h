@@ -41,6 +41,9 @@ struct LayerWeights {
   // [(q heads + 2 kv heads) * head_dim, hidden]; with Forecast heads, then the next layer's
   // [kv heads * head_dim] (not in the last layer) and, in layer 0, its own.
   LinearWeights qkv;
+  // [head_dim] each, of families that norm q and k heads before RoPE; empty: none.
+  kernels::BackendArray<float> q_norm;
+  kernels::BackendArray<float> k_norm;
   LinearWeights output;                   // [hidden, q heads * head_dim]
   kernels::BackendArray<float> mlp_norm;  // [hidden]
   LinearWeights gate_up;                  // [2 * intermediate, hidden]: gate, then up
@@ -52,7 +55,7 @@ struct TransformerWeights {
   kernels::DType dtype = kernels::DType::kF32;  // of the embedding table: the checkpoint's
   kernels::BackendArray<std::byte> embedding;   // [vocab, hidden] of dtype
   std::vector<LayerWeights> layers;
-  kernels::BackendArray<float> final_norm;      // [hidden]
+  kernels::BackendArray<float> final_norm;      // [hidden], times Multipliers::logits
   std::unique_ptr<kernels::PackedWeight> head;  // [vocab, hidden]
   int64_t num_parameters = 0;                   // tied ones once
   std::optional<InfinigenBasis> infinigen;      // set by the model loader

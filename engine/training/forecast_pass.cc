@@ -2,7 +2,6 @@
 
 #include <Eigen/Core>
 #include <algorithm>
-#include <cmath>
 
 #include "engine/training/forecast_loss.h"
 #include "engine/training/training_draw.h"
@@ -161,7 +160,7 @@ void ForecastPass::TeachRows(int layer, const float* qkv, int row_stride) {
                 .num_kv_heads = config_.num_kv_heads,
                 .heads_per_group = config_.num_q_heads / config_.num_kv_heads,
                 .head_dim = config_.head_dim,
-                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                .scale = config_.attention_scale(),
                 .is_fine = is_fine,
                 .alignment = options_.alignment});
 }
@@ -196,7 +195,7 @@ void ForecastPass::CompareRow(int layer, int row, int kv_head, RowScratch* scrat
   const size_t item = size_t(row) * config_.num_kv_heads + kv_head;
   const MatrixView keys(keys_[layer].coarse.data() + (kv_head * window_stride_ + 1) * dim, count,
                         dim);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const float scale = config_.attention_scale();
   scratch->products.resize(count);
   scratch->shares.resize(count);
   scratch->gradient.resize(count);

@@ -66,12 +66,15 @@ absl::Status ForecastTraining::Load() {
                                            options_.kv_dtype, backend_.get(), &clock_));
   const TransformerLayers& layers =
       static_cast<const TransformerRunner*>(model_->runner.get())->layers();
+  const RopeAngles& rope = layers.rope();
+  const int variant = RopeVariantOf(model_->info.short_rope_context, options_.length);
+  const size_t first_angle = size_t(rope.first[variant]) * (config_.head_dim / 2);
   ForecastPassOptions pass{.budget = budget_,
                            .has_fine_teacher = options_.has_fine_teacher,
                            .row_stride = options_.row_stride,
                            .max_tokens = options_.length,
-                           .cos = layers.cos(),
-                           .sin = layers.sin()};
+                           .cos = rope.cos + first_angle,
+                           .sin = rope.sin + first_angle};
   if (options_.has_exact_alignment) pass.alignment = {.before = 0, .tokens = 31};
   pass_ = std::make_unique<ForecastPass>(config_, pass, &pool_);
   gradients_ = ZeroMatrices(config_);

@@ -130,7 +130,8 @@ void CpuBackend::ProjectQueries(const ProjectQueriesParams& params) {
       for (int head = 1; head < heads; ++head) {
         for (int d = 0; d < head_dim; ++d) query[d] += q[size_t(head) * head_dim + d];
       }
-      const size_t angle = size_t(segment.rows.first_position + i) * (head_dim / 2);
+      const int position = segment.rows.first_position + i;
+      const size_t angle = size_t(segment.first_angle + position) * (head_dim / 2);
       isa_.rotate(query, params.cos + angle, params.sin + angle, head_dim / 2);
       Multiply(query, columns, channels, head_dim, channels,
                params.out + (row * params.num_kv_heads + kv_head) * channels);

@@ -14,25 +14,32 @@ void CheckSegments(const RopeAppendParams& params) {
   for (int s = 0; s < params.num_segments; ++s) {
     const Segment& rows = params.segments[s].rows;
     AUGUR_CHECK(rows.first_row >= next_row && rows.num_rows >= 0);
-    AUGUR_CHECK(rows.first_position >= 0);
+    AUGUR_CHECK(rows.first_position >= 0 && params.segments[s].first_angle >= 0);
     next_row = rows.first_row + rows.num_rows;
   }
   AUGUR_CHECK(next_row <= params.rows);
 }
 
-// One token: rotates its q, k and forecast heads, in place but for forecasts with a buffer of their
-// own, then writes k and v to the token's place in each page.
+// One token: norms its q and k heads, rotates its q, k and forecast heads, in place but for
+// forecasts with a buffer of their own, then writes k and v to the token's place in each page.
 void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const AppendSegment& segment,
                int row) {
   const int head_dim = params.head_dim;
   const int kv_heads = params.num_kv_heads;
   const int position = segment.rows.first_position + row - segment.rows.first_row;
-  const float* cos = params.cos + size_t(position) * (head_dim / 2);
-  const float* sin = params.sin + size_t(position) * (head_dim / 2);
+  const size_t angle = size_t(segment.first_angle + position) * (head_dim / 2);
+  const float* cos = params.cos + angle;
+  const float* sin = params.sin + angle;
   float* heads = params.qkv + size_t(row) * params.row_stride;
   float* k = heads + params.num_q_heads * head_dim;
   float* v = k + kv_heads * head_dim;
   float* forecast = v + kv_heads * head_dim;
+  if (params.q_norm != nullptr) {
+    for (float* head = heads; head < v; head += head_dim) {
+      const float* norm = head < k ? params.q_norm : params.k_norm;
+      isa.rms_norm(head, norm, head, head_dim, params.norm_epsilon);
+    }
+  }
   for (float* head = heads; head < v; head += head_dim) isa.rotate(head, cos, sin, head_dim / 2);
   const int moved = params.forecasts == nullptr ? 0 : params.num_forecasts;
   float* forecasts = params.forecasts + size_t(row) * moved * head_dim;
@@ -62,6 +69,7 @@ void CpuBackend::RopeAppend(const RopeAppendParams& params) {
   const int64_t row_cost = int64_t{heads} * params.head_dim;
   AUGUR_CHECK(params.row_stride >= row_cost);
   AUGUR_CHECK(params.num_forecasts >= 0 && params.num_forecasts <= params.num_forecast_heads);
+  AUGUR_CHECK((params.q_norm == nullptr) == (params.k_norm == nullptr));
   CheckSegments(params);
   ForRows(params.rows, row_cost, [&](int first, int end, int) {
     for (int s = 0; s < params.num_segments; ++s) {

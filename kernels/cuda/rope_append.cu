@@ -41,6 +41,32 @@ __device__ void Rotate(const float* cos, const float* sin, float (&a)[kVector],
   }
 }
 
+// Of each q and k head of a row, a warp a head: 1 / sqrt(mean of squares + epsilon). The order of
+// the sum follows from head_dim alone.
+__device__ void FactorsOfHeads(const RopeAppendParams& params, const float* heads, float* factors) {
+  const int head_dim = params.head_dim;
+  const int lane = threadIdx.x % 32;
+  for (int h = threadIdx.x / 32; h < params.num_q_heads + params.num_kv_heads; h += kThreads / 32) {
+    const float* head = heads + h * head_dim;
+    float sum = 0.0f;
+    for (int i = lane; i < head_dim; i += 32) sum = fmaf(head[i], head[i], sum);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    if (lane == 0) factors[h] = 1.0f / sqrtf(sum / head_dim + params.norm_epsilon);
+  }
+  __syncthreads();
+}
+
+template <int kVector>
+__device__ void Norm(const float* weight, float factor, float (&x)[kVector]) {
+  float w[kVector];
+  LoadFloats(weight, w);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
+}
+
 // One CTA a row; a thread turns kVector pairs of a head at a time.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams params) {
@@ -52,14 +78,19 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
   const int head_dim = params.head_dim, half = head_dim / 2;
   const int kv_heads = params.num_kv_heads;
   const int position = segment.rows.first_position + row - segment.rows.first_row;
-  const float* cos = params.cos + size_t(position) * half;
-  const float* sin = params.sin + size_t(position) * half;
+  const size_t angle = size_t(segment.first_angle + position) * half;
+  const float* cos = params.cos + angle;
+  const float* sin = params.sin + angle;
   float* heads = params.qkv + size_t(row) * params.row_stride;
 
   const int touched = position / kBlockTokens - segment.rows.first_position / kBlockTokens;
   const int block_stride = segment.block_stride == 0 ? kv_heads : segment.block_stride;
   std::byte* const* pages = segment.pages + params.pages_offset + int64_t{touched} * block_stride;
   const size_t entry = size_t(position % kBlockTokens) * head_dim;
+
+  extern __shared__ float factors[];  // [q heads + kv heads], where they are normed
+  const bool is_normed = params.q_norm != nullptr;
+  if (is_normed) FactorsOfHeads(params, heads, factors);
 
   // Heads in the order q, k, forecast; v lies between the last two.
   const int first_v = params.num_q_heads + kv_heads;
@@ -74,6 +105,11 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
     float a[kVector], b[kVector];
     LoadFloats(head + i, a);
     LoadFloats(head + half + i, b);
+    if (is_normed && h < first_v) {
+      const float* weight = h < params.num_q_heads ? params.q_norm : params.k_norm;
+      Norm(weight + i, factors[h], a);
+      Norm(weight + half + i, factors[h], b);
+    }
     Rotate(cos + i, sin + i, a, b);
     const int forecast = h - first_v;
     float* to = forecast >= 0 && forecast < moved ? forecasts + forecast * head_dim : head;
@@ -105,11 +141,17 @@ void CudaBackend::RopeAppend(const RopeAppendParams& params) {
   const int heads = params.num_q_heads + 2 * params.num_kv_heads + params.num_forecast_heads;
   AUGUR_CHECK(params.row_stride >= int64_t{heads} * params.head_dim);
   AUGUR_CHECK(params.num_forecasts >= 0 && params.num_forecasts <= params.num_forecast_heads);
+  AUGUR_CHECK((params.q_norm == nullptr) == (params.k_norm == nullptr));
+  AUGUR_CHECK(params.num_q_heads + params.num_kv_heads <= 4096);  // of shared memory's 48 KiB
   if (params.num_segments == 0) return;
   const bool is_wide = params.head_dim % 8 == 0 && params.row_stride % 4 == 0 &&
                        IsAligned(params.qkv, 16) && IsAligned(params.cos, 16) &&
-                       IsAligned(params.sin, 16) && IsAligned(params.forecasts, 16);
-  const LaunchShape shape{dim3(params.rows), dim3(kThreads)};
+                       IsAligned(params.sin, 16) && IsAligned(params.forecasts, 16) &&
+                       IsAligned(params.q_norm, 16) && IsAligned(params.k_norm, 16);
+  LaunchShape shape{dim3(params.rows), dim3(kThreads)};
+  if (params.q_norm != nullptr) {
+    shape.shared_bytes = (params.num_q_heads + params.num_kv_heads) * sizeof(float);
+  }
   ForElementType(params.dtype, [&]<class T>() {
     LaunchKernel(stream_, shape, is_wide ? RopeAppendKernel<T, 4> : RopeAppendKernel<T, 1>, params);
   });

@@ -8,6 +8,7 @@ namespace augur::kernels {
 struct QuerySegment {
   Segment rows;
   const int32_t* channels = nullptr;  // [num_kv_heads][num_channels]: columns of the basis
+  int first_angle = 0;                // row of cos and sin that position 0 turns by
 };
 
 // The queries that score partial keys (project_keys.h), one a kv head: the sum over the group's
@@ -25,8 +26,8 @@ struct ProjectQueriesParams {
   int heads_per_group = 0;
   int head_dim = 0;
   int num_channels = 0;
-  const float* cos = nullptr;  // [max_position, head_dim / 2]
-  const float* sin = nullptr;  // [max_position, head_dim / 2]
+  const float* cos = nullptr;  // [max(first_angle + position) + 1, head_dim / 2]
+  const float* sin = nullptr;  // likewise
 };
 
 }  // namespace augur::kernels

@@ -15,12 +15,15 @@ struct AppendSegment {
   std::byte* const* pages = nullptr;
   int block_stride = 0;  // 0: num_kv_heads
   int head_stride = 1;
+  int first_angle = 0;  // row of cos and sin that position 0 turns by: sequences may differ in it
 };
 
-// Rotates q, k and forecast heads of every row by the row's position (the Hugging Face half-split
-// convention: element i pairs with i + head_dim/2) and writes k and v, rounded to dtype, into their
-// pages. q and forecast heads stay in qkv, unless `forecasts` is given: then the first
-// num_forecasts of the forecast heads go there instead, and qkv's are left as they were.
+// Where there are q_norm and k_norm, first norms each q and k head by itself: x / sqrt(mean(x^2) +
+// epsilon) * weight. Rotates q, k and forecast heads of every row by the row's position (the
+// Hugging Face half-split convention: element i pairs with i + head_dim/2) and writes k and v,
+// rounded to dtype, into their pages. q and forecast heads stay in qkv, unless `forecasts` is
+// given: then the first num_forecasts of the forecast heads go there instead, and qkv's are left as
+// they were.
 struct RopeAppendParams {
   float* qkv = nullptr;  // [rows, row_stride]: q heads, k heads, v heads, forecast heads, the rest
   // [num_segments], in row order; rows outside of them are left alone.
@@ -33,12 +36,15 @@ struct RopeAppendParams {
   int num_kv_heads = 0;
   int num_forecast_heads = 0;
   int head_dim = 0;
-  DType dtype = DType::kF32;   // of the pages
-  const float* cos = nullptr;  // [max_position, head_dim / 2]
-  const float* sin = nullptr;  // [max_position, head_dim / 2]
-  int64_t pages_offset = 0;    // added to every segment's `pages`, in entries
-  float* forecasts = nullptr;  // [rows, num_forecasts * head_dim], may be null
-  int num_forecasts = 0;       // at most num_forecast_heads
+  DType dtype = DType::kF32;      // of the pages
+  const float* cos = nullptr;     // [max(first_angle + position) + 1, head_dim / 2]
+  const float* sin = nullptr;     // likewise
+  int64_t pages_offset = 0;       // added to every segment's `pages`, in entries
+  float* forecasts = nullptr;     // [rows, num_forecasts * head_dim], may be null
+  int num_forecasts = 0;          // at most num_forecast_heads
+  const float* q_norm = nullptr;  // [head_dim], with k_norm; may be null
+  const float* k_norm = nullptr;
+  float norm_epsilon = 1e-6f;
 };
 
 }  // namespace augur::kernels

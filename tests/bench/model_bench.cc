@@ -51,6 +51,7 @@ class BenchModel {
     if (!loaded.ok()) return Refuse(loaded.status());
     model->backend_ = backend;
     model->dtype = loaded->info.dtype;
+    model->rope_variant = engine::RopeVariantOf(loaded->info.short_rope_context, max_tokens);
     model->kv = std::move(loaded->kv);
     model->runner = std::move(loaded->runner);
     return model;
@@ -88,6 +89,7 @@ class BenchModel {
     segment.attention = &dense;
     // One row goes on from a prompt, more are a prompt's.
     segment.prompt_tokens = count == 1 ? first : first + count;
+    segment.rope_variant = rope_variant;
     segment.wants_token = wants_token;
     segment.sampling.temperature = 0;
     segment.sampling.position = static_cast<uint32_t>(first + count);
@@ -117,6 +119,7 @@ class BenchModel {
 
   engine::ModelConfig config;
   kernels::DType dtype = kernels::DType::kF32;
+  int rope_variant = 0;  // of sequences as long as the context
   const engine::AttentionChoice dense;
   const memory::SteadyClock clock;
   std::unique_ptr<memory::KvMemory> kv;

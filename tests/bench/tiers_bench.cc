@@ -136,6 +136,8 @@ void Step(int batch, int position, Bench* bench) {
     segment.kv = &bench->model.kv->store()->sequence(i + 1);
     segment.attention = &bench->attention;
     segment.prompt_tokens = 1;
+    segment.rope_variant =
+        engine::RopeVariantOf(bench->model.info.short_rope_context, bench->model.max_context);
     segment.wants_token = true;
     segment.sampling.temperature = 0;
     segment.sampling.position = static_cast<uint32_t>(position + 1);

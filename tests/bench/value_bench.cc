@@ -228,6 +228,7 @@ std::unique_ptr<Capture> RunModel(engine::LoadedModel* model, const engine::Mode
     segment.kv = &model->kv->store()->sequence(1);
     segment.attention = &dense;
     segment.prompt_tokens = tokens;
+    segment.rope_variant = engine::RopeVariantOf(model->info.short_rope_context, tokens + steps);
     segment.wants_token = true;
     segment.sampling.temperature = 0;
     capture->set_position(first);

@@ -1,7 +1,9 @@
 // What one client sees of a running daemon: the order of a stream, its text, its refusals.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
@@ -290,6 +292,45 @@ TEST_F(CompletionTest, AMessageOfManyMegabytesArrivesAndIsRefusedByName) {
   v1::CompleteRequest request = GreedyRequest(std::string(20 << 20, 'a'), 4);
   const CallResult result = Run(request);
   EXPECT_EQ(result.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << result.Describe();
+}
+
+// longrope decides by prompt + max_tokens, for the whole of a request: its reference tokens on both
+// sides of the original length, and a prefix cache that keeps the two apart.
+TEST(LongRopeTest, PromptAndMaxTokensDecideTheFactors) {
+  const std::string model =
+      std::string(AUGUR_SOURCE_DIR) + "/tests/golden/models/phi3-longrope-edge";
+  std::ifstream file(model + "/golden.json");
+  const nlohmann::json cases = nlohmann::json::parse(file).at("cases");
+  const std::unique_ptr<DaemonProcess> daemon = DaemonProcess::Start({"--model", model});
+  ASSERT_NE(daemon, nullptr);
+  const std::unique_ptr<v1::Completions::Stub> stub = NewStub(daemon->grpc_address());
+  grpc::ClientContext context;
+  v1::GetModelResponse found;
+  ASSERT_TRUE(stub->GetModel(&context, {}, &found).ok());
+  EXPECT_EQ(found.family(), "phi3");
+  EXPECT_EQ(found.dtype(), "float32");
+
+  const auto run = [&](const nlohmann::json& one, uint32_t cached) {
+    v1::CompleteRequest request;
+    for (const uint32_t id : one.at("prompt")) request.mutable_token_ids()->add_ids(id);
+    const auto greedy = one.at("greedy").get<std::vector<uint32_t>>();
+    request.mutable_sampling()->set_temperature(0);
+    request.mutable_stopping()->set_max_tokens(greedy.size());
+    request.mutable_stopping()->set_ignore_eos(true);
+    request.mutable_output()->set_token_ids(true);
+    const CallResult result = RunCall(stub.get(), request);
+    ASSERT_TRUE(result.status.ok() && result.finished) << result.Describe();
+    EXPECT_EQ(result.TokenIds(), greedy);
+    EXPECT_EQ(result.finished->usage().cached_tokens(), cached);
+  };
+  const nlohmann::json& with_18 = cases[cases.size() - 2];
+  const nlohmann::json& with_19 = cases[cases.size() - 1];
+  run(with_18, 0);
+  run(with_19, 0);
+  run(with_18, kBlock);
+  run(with_19, kBlock);
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->WaitExit(), 0);
 }
 
 }  // namespace

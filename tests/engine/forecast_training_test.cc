@@ -278,14 +278,15 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
   ObservePrompt(text->sequence(1), {}, &*model, &record, [](int, int) {});
   kernels::ThreadPool pool(2);
   ForecastPass pass(
-      config, {.budget = budget, .max_tokens = kTokens, .cos = layers.cos(), .sin = layers.sin()},
+      config,
+      {.budget = budget, .max_tokens = kTokens, .cos = layers.rope().cos, .sin = layers.rope().sin},
       &pool);
   ForecastMatrices heads = RandomMatrices(config, 3), gradients = ZeroMatrices(config);
   pass.BeginSequence(kTokens, 1, &heads, &gradients);
   ObservePrompt(text->sequence(1), {}, &*model, &pass,
                 [&](int first, int rows) { pass.BeginChunk(first, rows); });
 
-  SlowLayer slow(config, budget, layers.cos(), layers.sin());
+  SlowLayer slow(config, budget, layers.rope().cos, layers.rope().sin);
   for (const int layer : {0, 1, config.num_layers - 1}) {
     std::vector<double> head(heads.layers[layer].begin(), heads.layers[layer].end());
     const LayerTally& tally = pass.tallies()[layer];

@@ -303,7 +303,7 @@ std::vector<double> InfinigenTest::PlainScores(const Recorder& recorded, int lay
       }
     }
     for (int i = 0; i < d / 2; ++i) {
-      const double angle = position * std::pow(config_.rope_theta, -2.0 * i / d);
+      const double angle = position * std::pow(config_.rope.theta, -2.0 * i / d);
       q[i] += plain[i] * std::cos(angle) - plain[i + d / 2] * std::sin(angle);
       q[i + d / 2] += plain[i + d / 2] * std::cos(angle) + plain[i] * std::sin(angle);
     }

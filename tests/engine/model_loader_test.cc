@@ -137,6 +137,40 @@ TEST_F(ModelLoaderTest, BothConfigDialectsAndEosFromBothFiles) {
   EXPECT_EQ(Load()->info.eos_token_ids, (std::vector<TokenId>{2, 5, 7}));
 }
 
+// Every golden folder: what GetModel says of it.
+TEST_F(ModelLoaderTest, FamilyParametersAndDtypeOfEveryGoldenModel) {
+  int folders = 0;
+  const std::string models = std::string(AUGUR_SOURCE_DIR) + "/tests/golden/models";
+  for (const auto& folder : std::filesystem::directory_iterator(models)) {
+    ModelOptions options;
+    options.folder = folder.path().string();
+    SCOPED_TRACE(options.folder);
+    options.kv.device_bytes = 16 << 20;
+    const absl::StatusOr<LoadedModel> model = LoadModel(backend_.get(), &clock_, options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    int64_t parameters = 0;
+    std::string dtype;
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      if (file.path().extension() != ".safetensors") continue;
+      for (const auto& [name, tensor] : ReadTensors(file.path().string())) {
+        int64_t count = 1;
+        for (const int64_t side : tensor.shape) count *= side;
+        parameters += count;
+        dtype = tensor.dtype;
+      }
+    }
+    const auto config = nlohmann::json::parse(ReadWhole(options.folder + "/config.json"));
+    EXPECT_EQ(model->info.family, config["model_type"].get<std::string>());
+    EXPECT_EQ(model->info.num_parameters, parameters);
+    const kernels::DType expected = dtype == "F32"    ? kernels::DType::kF32
+                                    : dtype == "BF16" ? kernels::DType::kBF16
+                                                      : kernels::DType::kF16;
+    EXPECT_EQ(model->info.dtype, expected);
+    ++folders;
+  }
+  EXPECT_GE(folders, 10);
+}
+
 TEST_F(ModelLoaderTest, ConfigMistakesNameFileAndKey) {
   tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
   ExpectRefused({"config.json", "cannot be opened"});
@@ -163,8 +197,8 @@ TEST_F(ModelLoaderTest, ConfigMistakesNameFileAndKey) {
   ExpectRefused({"head_dim", "256"});
   with("hidden_act", "gelu");
   ExpectRefused({"hidden_act", "silu", "gelu"});
-  with("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});
-  ExpectRefused({"rope_scaling.rope_type", "yarn"});
+  with("rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4.0}});
+  ExpectRefused({"rope_scaling.rope_type", "dynamic"});
   with("sliding_window", 128);
   ExpectRefused({"sliding_window", "128"});
   with("partial_rotary_factor", 0.5);

@@ -204,16 +204,65 @@ TEST_P(GoldenModelTest, SameBitsAfterAPrefixHitAndAfterAPreemption) {
       SameBits(model.StepOne(&resumed, static_cast<int>(resumed_tokens.size()) - 192), alone[5]));
 }
 
-INSTANTIATE_TEST_SUITE_P(Llama, GoldenModelTest,
-                         testing::Combine(testing::Values("llama", "llama-d64-g4",
-                                                          "llama-bias-headdim32"),
+// longrope: the same prompt of 110 tokens with 18 to come and with 19, which are more than the 128
+// of the original length together; both in every step, each with the bits that it has alone.
+class LongRopeTest : public GoldenModelTest {};
+
+TEST_P(LongRopeTest, ShortAndLongFactorsShareEveryStep) {
+  Model model(Options(2));
+  const std::vector<Case> cases = LoadCases(folder());
+  const Case& with_18 = cases[cases.size() - 2];
+  const Case& with_19 = cases[cases.size() - 1];
+  ASSERT_EQ(with_18.prompt, with_19.prompt);
+  ASSERT_EQ(with_18.prompt.size() + with_18.greedy.size(), 128u);
+  const int rows = static_cast<int>(with_18.prompt.size());
+  const auto alone_18 = model.Complete(with_18.prompt, kMaxRows, 17);
+  const auto alone_19 = model.Complete(with_19.prompt, kMaxRows, 19);
+  EXPECT_FALSE(SameBits(alone_18[0], alone_19[0]));
+  Model::Sequence a = model.Start(with_18.prompt, 18), b = model.Start(with_19.prompt, 19);
+  std::vector<Model::Part> parts = {{&a, rows}, {&b, rows}};
+  for (size_t step = 0; step <= 17; ++step) {
+    const auto logits = model.Step(parts);
+    EXPECT_TRUE(SameBits(logits[0], alone_18[step])) << step;
+    EXPECT_TRUE(SameBits(logits[1], alone_19[step])) << step;
+    a.tokens.push_back(model.sampled()[0]);
+    b.tokens.push_back(model.sampled()[1]);
+    parts = {{&a, 1}, {&b, 1}};
+  }
+  EXPECT_TRUE(std::equal(a.tokens.begin() + rows, a.tokens.end(), with_18.greedy.begin()));
+  EXPECT_TRUE(std::equal(b.tokens.begin() + rows, b.tokens.end(), with_19.greedy.begin()));
+  model.Finish(a);
+  model.Finish(b);
+}
+
+std::string NameOfGolden(const testing::TestParamInfo<Golden>& golden) {
+  std::string name =
+      std::string(std::get<0>(golden.param)) + "_" + tests::NameOf(std::get<1>(golden.param));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Edge, LongRopeTest,
+                         testing::Combine(testing::Values("phi3-longrope-edge",
+                                                          "minicpm41-longrope"),
                                           testing::ValuesIn(tests::DriverBackendsHere())),
-                         [](const testing::TestParamInfo<Golden>& golden) {
-                           std::string name = std::string(std::get<0>(golden.param)) + "_" +
-                                              tests::NameOf(std::get<1>(golden.param));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         NameOfGolden);
+
+// Under a sanitizer those that reach other memory than their neighbours.
+std::vector<const char*> Models() {
+  std::vector<const char*> models = {"llama", "llama-d64-g4",       "llama-bias-headdim32",
+                                     "qwen3", "phi3-longrope-edge", "minicpm41-longrope"};
+  if (kernels::kSanitized) return models;
+  models.insert(models.end(),
+                {"llama3-rope", "llama-linear-f16", "mistral-bf16", "qwen2", "qwen2-yarn-shards",
+                 "qwen3-d128-g8", "phi3-longrope", "granite-mup", "minicpm"});
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
+                         testing::Combine(testing::ValuesIn(Models()),
+                                          testing::ValuesIn(tests::DriverBackendsHere())),
+                         NameOfGolden);
 
 }  // namespace
 }  // namespace augur::engine

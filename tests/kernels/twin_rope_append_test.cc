@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "kernels/ops/rope_append.h"
@@ -16,6 +17,8 @@ struct RopeCase {
   int rest = 0;                // floats behind the heads of a row
   bool lists_by_head = false;  // [kv_heads][blocks] behind an offset, otherwise [blocks][kv_heads]
   int num_forecasts = 0;       // heads of them that go to a buffer of their own
+  bool is_normed = false;      // q and k heads, before they are turned
+  int first_angle = 0;         // of every second segment
 
   int stride() const { return heads.row_floats() + num_forecast_heads * heads.head_dim + rest; }
 };
@@ -31,8 +34,12 @@ class RopeCall {
       : backend_(&backend),
         case_(rope_case),
         table_(kMaxPosition, rope_case.heads.head_dim),
+        q_norm_(RandomFloats(rope_case.heads.head_dim, 11)),
+        k_norm_(RandomFloats(rope_case.heads.head_dim, 12)),
         cos_(backend, table_.cos),
         sin_(backend, table_.sin),
+        device_q_norm_(backend, q_norm_),
+        device_k_norm_(backend, k_norm_),
         segments_(backend, pieces.size()),
         forecasts_(backend, CountRows(pieces) * rope_case.num_forecasts * rope_case.heads.head_dim),
         pool_(backend, CountBlocks(pieces) * rope_case.heads.num_kv_heads * page_bytes()) {
@@ -46,6 +53,7 @@ class RopeCall {
       lists_.emplace_back(backend, list);
       segments_[s] = {rows, lists_.back().data(), 0, 1};
       if (case_.lists_by_head) segments_[s] = {rows, lists_.back().data(), 1, blocks};
+      if (s % 2 == 1) segments_[s].first_angle = case_.first_angle;
       rows_ += rows.num_rows + 1;
     }
   }
@@ -66,7 +74,10 @@ class RopeCall {
                           .sin = sin_.data(),
                           .pages_offset = kOtherEntries,
                           .forecasts = case_.num_forecasts > 0 ? forecasts_.data() : nullptr,
-                          .num_forecasts = case_.num_forecasts});
+                          .num_forecasts = case_.num_forecasts,
+                          .q_norm = case_.is_normed ? device_q_norm_.data() : nullptr,
+                          .k_norm = case_.is_normed ? device_k_norm_.data() : nullptr,
+                          .norm_epsilon = kNormEpsilon});
     backend_->Synchronize();
     return qkv.ToVector();
   }
@@ -101,6 +112,7 @@ class RopeCall {
 
  private:
   static constexpr int kMaxPosition = 4300;
+  static constexpr float kNormEpsilon = 1e-3f;
 
   static int BlocksOf(const Segment& rows) {
     if (rows.num_rows == 0) return 0;
@@ -120,24 +132,40 @@ class RopeCall {
   size_t entry_bytes() const { return case_.heads.head_dim * BytesOf(case_.heads.dtype); }
   size_t page_bytes() const { return 2 * kBlockTokens * entry_bytes(); }
 
+  // The row's heads as they are before they are turned.
+  std::vector<double> Normed(const float* row) const {
+    const int d = case_.heads.head_dim, q_heads = case_.heads.num_q_heads;
+    std::vector<double> normed(row, row + case_.stride());
+    if (!case_.is_normed) return normed;
+    for (int h = 0; h < q_heads + case_.heads.num_kv_heads; ++h) {
+      double squares = 0;
+      for (int i = 0; i < d; ++i) squares += normed[h * d + i] * normed[h * d + i];
+      const double factor = 1 / std::sqrt(squares / d + kNormEpsilon);
+      const std::vector<float>& weight = h < q_heads ? q_norm_ : k_norm_;
+      for (int i = 0; i < d; ++i) normed[h * d + i] *= factor * weight[i];
+    }
+    return normed;
+  }
+
   void CheckRow(const AppendSegment& segment, int t, const std::vector<float>& before,
                 const std::vector<float>& after) const {
     const int d = case_.heads.head_dim, half = d / 2;
     const int first_v = case_.heads.num_q_heads + case_.heads.num_kv_heads;
     const int first_forecast = first_v + case_.heads.num_kv_heads;
     const size_t offset = size_t(segment.rows.first_row + t) * case_.stride();
-    const size_t angles = size_t(segment.rows.first_position + t) * half;
+    const size_t angles = size_t(segment.first_angle + segment.rows.first_position + t) * half;
+    const std::vector<double> row = Normed(before.data() + offset);
     for (int i = 0; i < case_.stride(); ++i) {
       const int h = i / d, c = i % d;
-      const float* head = before.data() + offset + h * d;
       double expected = before[offset + i];
       double tolerance = 0.0;
       double found = after[offset + i];
       if (h < first_v || (h >= first_forecast && h < first_forecast + case_.num_forecast_heads)) {
+        const double* head = row.data() + h * d;
+        const double own = head[c];
         const double other = c < half ? -head[c + half] : head[c - half];
-        expected =
-            head[c] * double(table_.cos[angles + c % half]) + other * table_.sin[angles + c % half];
-        tolerance = kRopeTolerance.At(expected);
+        expected = own * table_.cos[angles + c % half] + other * table_.sin[angles + c % half];
+        tolerance = (case_.is_normed ? kNormedRopeTolerance : kRopeTolerance).At(expected);
         if (h >= first_forecast && h < first_forecast + case_.num_forecasts) {
           ASSERT_EQ(found, before[offset + i]) << "left as it was, row " << t << " head " << h;
           found = forecasts_[size_t(segment.rows.first_row + t) * case_.num_forecasts * d + i -
@@ -180,7 +208,8 @@ class RopeCall {
   Backend* backend_;
   RopeCase case_;
   RopeTable table_;
-  SharedArray<float> cos_, sin_;
+  std::vector<float> q_norm_, k_norm_;
+  SharedArray<float> cos_, sin_, device_q_norm_, device_k_norm_;
   SharedArray<AppendSegment> segments_;
   SharedArray<float> forecasts_;  // [rows, num_forecasts, head_dim]
   SharedArray<std::byte> pool_;
@@ -229,6 +258,22 @@ TEST(TwinRopeAppendTest, ForecastsGoToABufferOfTheirOwn) {
   }
 }
 
+// Heads of families that norm them, and sequences that turn by another table than their neighbours.
+TEST(TwinRopeAppendTest, HeadsAreNormedAndSegmentsTurnByTheirOwnAngles) {
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    for (const int head_dim : {2, 6, 40, 64, 128, 256}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        SCOPED_TRACE(name + " d " + std::to_string(head_dim));
+        const HeadShape heads{12, 2, head_dim, dtype};
+        CheckCall(*backend, {heads, 3, 5, true, 2, true, 701}, RaggedPieces());
+        CheckCall(*backend, {heads, 0, 0, false, 0, true}, RaggedPieces());
+        CheckCall(*backend, {heads, 0, 0, false, 0, false, 701}, RaggedPieces());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(TwinRopeAppendTest, SegmentsOfEverySize) {
   for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
     for (const int rows : {1, 63, 64, 65, 1000, 4097}) {
@@ -254,7 +299,7 @@ TEST(TwinRopeAppendTest, ManySegmentsOfOneRow) {
 
 TEST(TwinRopeAppendTest, ARowAloneHasTheSameBits) {
   for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
-    const RopeCase rope_case{HeadShape{8, 2, 64, DType::kBF16}};
+    const RopeCase rope_case{.heads = HeadShape{8, 2, 64, DType::kBF16}, .is_normed = true};
     RopeCall all(*backend, rope_case, {{0, 130, 37}});
     const std::vector<float> before = RandomFloats(size_t(all.rows()) * rope_case.stride(), 8);
     const std::vector<float> after = all.Run(before);

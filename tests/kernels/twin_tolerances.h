@@ -45,6 +45,10 @@ inline constexpr TwinTolerances kGatedSiluTolerances{
 // q and k in float32, of inputs near 1: two products and a sum, which may cancel.
 inline constexpr TwinTolerance kRopeTolerance{0.0, 2e-6};
 
+// Of inputs that were normed before (sum of squares in float32 in any order, weights up to 1): up to
+// sqrt(head_dim) large.
+inline constexpr TwinTolerance kNormedRopeTolerance{0.0, 2e-5};
+
 // A block's product, of the sum of its magnitudes: q in two parts of 8 bits and more, sums in
 // float32. A softmax's share is off by as much, of itself.
 inline constexpr TwinTolerance kSelectTolerance{1e-5, 1e-12};

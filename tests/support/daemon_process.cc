@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -57,9 +58,12 @@ DaemonProcess::~DaemonProcess() {
 }
 
 bool DaemonProcess::Launch(const std::vector<std::string>& flags) {
-  std::vector<std::string> arguments = {AUGUR_AUGURD,  "--model",     DemoModelFolder(),
-                                        "--listen",    "127.0.0.1:0", "--metrics",
-                                        "127.0.0.1:0", "--port-file", folder_ + "/ports"};
+  std::vector<std::string> arguments = {AUGUR_AUGURD,      "--listen",    "127.0.0.1:0",
+                                        "--metrics",       "127.0.0.1:0", "--port-file",
+                                        folder_ + "/ports"};
+  if (std::find(flags.begin(), flags.end(), "--model") == flags.end()) {
+    arguments.insert(arguments.end(), {"--model", DemoModelFolder()});
+  }
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());

@@ -21,8 +21,8 @@ std::string DemoModelFolder();
 
 class DaemonProcess {
  public:
-  // augurd on the bundled model with port 0 twice, a port file and `flags` after these. Waits until
-  // ready.
+  // augurd on the bundled model (unless the flags name another) with port 0 twice, a port file and
+  // `flags` after these. Waits until ready.
   static std::unique_ptr<DaemonProcess> Start(const std::vector<std::string>& flags = {});
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;

@@ -175,7 +175,9 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
   // As engine_core's DemandOf: a prompt's last chunk of one row selects from slots, too.
   if (slots == 0) slots = attention.selects() ? options_.num_slots : 2;
   const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, hits);
-  const int most = engine::BlocksFor(static_cast<int64_t>(sequence.tokens.size()) + room);
+  const int64_t most_tokens = static_cast<int64_t>(sequence.tokens.size()) + room;
+  sequence.rope_variant = engine::RopeVariantOf(config_.rope.short_context(), most_tokens);
+  const int most = engine::BlocksFor(most_tokens);
   AUGUR_CHECK(kv_->store()->Open(
       {.id = sequence.id,
        .demand = {.residency = residency, .selects = attention.selects(), .num_slots = slots},
@@ -233,6 +235,7 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     segment.kv = &kv_->store()->sequence(sequence.id);
     segment.attention = &sequence.attention;
     segment.prompt_tokens = sequence.prompt_tokens;
+    segment.rope_variant = sequence.rope_variant;
     segment.wants_token = true;
     segment.tokens = std::span(sequence.tokens).first(sequence.computed + part.rows);
     const int generated = sequence.computed + part.rows - sequence.prompt_tokens;

@@ -64,6 +64,7 @@ class ModelDriver {
     uint64_t seed = 0;
     float temperature = 0.0f;
     const engine::LogitRules* rules = nullptr;
+    int rope_variant = 0;
   };
 
   // `room`: tokens that may be appended. hits: blocks taken from the cache under PublishAll's keys.
