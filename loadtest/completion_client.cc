@@ -108,6 +108,17 @@ absl::StatusOr<int64_t> CompletionClient::CountTokens(const std::string& text) {
   return response.ids_size();
 }
 
+absl::StatusOr<std::vector<uint32_t>> CompletionClient::Tokenize(const std::string& text) {
+  OpenCall call(this, kUnaryLimitS);
+  v1::TokenizeRequest request;
+  request.set_text(text);
+  request.set_add_special_tokens(false);
+  v1::TokenizeResponse response;
+  const grpc::Status status = stub_->Tokenize(call.context(), request, &response);
+  if (!status.ok()) return ToStatus(status);
+  return std::vector<uint32_t>(response.ids().begin(), response.ids().end());
+}
+
 absl::StatusOr<CompletionAnswer> CompletionClient::Complete(const CompletionQuery& query) {
   const v1::CompleteRequest request = RequestOf(query);
   OpenCall call(this, call_limit_s_);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "augur/v1/completions.grpc.pb.h"
@@ -48,6 +49,8 @@ class CompletionClient {
 
   absl::StatusOr<v1::GetModelResponse> GetModel();
   absl::StatusOr<int64_t> CountTokens(const std::string& text);
+  // Without what the tokenizer adds around a text.
+  absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& text);
   absl::StatusOr<CompletionAnswer> Complete(const CompletionQuery& query);
 
   // Ends all calls that are under way and every later one with Cancelled.

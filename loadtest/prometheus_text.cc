@@ -79,7 +79,9 @@ class LineReader {
   std::string_view rest_;
 };
 
-std::string KeyOf(const PrometheusSample& sample) {
+}  // namespace
+
+std::string SampleKey(const PrometheusSample& sample) {
   if (sample.labels.empty()) return sample.name;
   std::string key = sample.name;
   char before = '{';
@@ -89,8 +91,6 @@ std::string KeyOf(const PrometheusSample& sample) {
   }
   return key + "}";
 }
-
-}  // namespace
 
 absl::StatusOr<std::vector<PrometheusSample>> ParsePrometheusText(std::string_view page) {
   std::vector<PrometheusSample> samples;
@@ -118,13 +118,13 @@ CounterGrowth::CounterGrowth(const std::vector<PrometheusSample>& before,
                              const std::vector<PrometheusSample>& after,
                              const std::vector<std::string>& names) {
   std::map<std::string, double> old;
-  for (const PrometheusSample& sample : before) old[KeyOf(sample)] = sample.value;
+  for (const PrometheusSample& sample : before) old[SampleKey(sample)] = sample.value;
   for (const std::string& name : names) {
     std::optional<double> sum;
     bool shrunk = false;
     for (const PrometheusSample& sample : after) {
       if (sample.name != name) continue;
-      const std::string key = KeyOf(sample);
+      const std::string key = SampleKey(sample);
       const auto found = old.find(key);
       const double growth = sample.value - (found == old.end() ? 0 : found->second);
       shrunk = shrunk || growth < 0;

@@ -23,6 +23,9 @@ struct PrometheusSample {
 // All samples of a page, in its order; comments are skipped, time stamps dropped.
 absl::StatusOr<std::vector<PrometheusSample>> ParsePrometheusText(std::string_view page);
 
+// `name{label="value",...}` with the labels in alphabetical order.
+std::string SampleKey(const PrometheusSample& sample);
+
 // Growth of counters. A counter that was not there before began at 0.
 class CounterGrowth {
  public:
@@ -30,7 +33,7 @@ class CounterGrowth {
   CounterGrowth(const std::vector<PrometheusSample>& before,
                 const std::vector<PrometheusSample>& after, const std::vector<std::string>& names);
 
-  // `name{label="value",...}` with the labels in alphabetical order, to growth.
+  // By SampleKey.
   const std::map<std::string, double>& samples() const { return samples_; }
   // Over all labels; nullopt where the page has no such counter, or where one has shrunk (the
   // daemon was started anew).

@@ -17,6 +17,8 @@ class ReportTable {
   void AddRow(std::vector<std::string> cells);
   // Two blanks between columns, a line end after every row, no blanks at line ends.
   std::string Text() const;
+  // The heads first.
+  const std::vector<std::vector<std::string>>& rows() const { return rows_; }
 
  private:
   size_t left_;
