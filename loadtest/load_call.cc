@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "loadtest/exact_match.h"
 
 namespace augur::loadtest {
@@ -69,7 +70,7 @@ LoadCall::Next LoadCall::Proceed(bool ok) {
   if (state_ == State::kFinishing) {
     record_.end_s = at_s;
     record_.code = status_.error_code();
-    record_.message = status_.error_message();
+    record_.message = absl::Utf8SafeCEscape(status_.error_message());
     if (options_.answer != nullptr) {
       record_.answer_right = IsExactMatch(record_.text, *options_.answer);
     }

@@ -186,7 +186,7 @@ void AddReportFlags(CLI::App* app, LoadFlags* flags) {
   options->percentiles = {90, 99};
   group
       .AddShown("--percentiles", &options->percentiles, "P,...",
-                "Beside the median; the last one\nis in the tables")
+                "Beside the median; the highest is in the tables")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 100.0).description(""));
   group.Add("--title", &options->title, "TEXT", "Stands above the picture");
@@ -231,7 +231,7 @@ absl::Status ResolvePrompts(const LoadFlags& flags, LoadOptions* options) {
     return absl::InvalidArgumentError("--shared-prefix: goes with random and prose prompts alone");
   }
   const auto task = TaskOf(flags.task);
-  if (!task.ok()) return task.status();
+  if (!task.ok()) return OneOf("--task", flags.task, "needle, many-keys, cities, pairs");
   prompts->task = *task;
   prompts->seed = options->seed;
   options->workload.prompts = prompts->kind;

@@ -136,6 +136,7 @@ Json StageJson(const LoadReport& report, const StageReport& stage, bool detailed
   out["max_concurrency"] = most > 0 ? Json(most) : Json();
   AddOutcomes(stage, &out);
   out["complete"] = stage.complete;
+  out["saturated"] = stage.saturation.saturated;
   out["saturation"] = {{"saturated", stage.saturation.saturated},
                        {"offered_rate", stage.saturation.offered_rate},
                        {"backlog_rate", stage.saturation.backlog_rate},
@@ -156,7 +157,8 @@ std::string CsvField(const std::string& text) {
 std::vector<std::pair<std::string, std::string>> CsvColumns(const Json& stage) {
   std::vector<std::pair<std::string, std::string>> columns;
   for (const auto& [key, value] : stage.items()) {
-    if (value.is_array() || value.is_object()) continue;
+    // An object even where a stage has null for it: every line has the same columns.
+    if (value.is_array() || value.is_object() || key == "daemon") continue;
     columns.emplace_back(key, value.is_null()     ? ""
                               : value.is_string() ? value.get<std::string>()
                                                   : value.dump());
