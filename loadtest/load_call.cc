@@ -21,6 +21,11 @@ const char* ReasonName(v1::FinishReason reason) {
   }
 }
 
+bool IsRight(const std::string& completion, const std::vector<std::string>& answers) {
+  return answers.size() == 1 ? IsExactMatch(completion, answers[0])
+                             : HasAllAnswers(completion, answers);
+}
+
 }  // namespace
 
 LoadCall::LoadCall(const PlannedRequest& planned, v1::CompleteRequest request,
@@ -71,8 +76,8 @@ LoadCall::Next LoadCall::Proceed(bool ok) {
     record_.end_s = at_s;
     record_.code = status_.error_code();
     record_.message = absl::Utf8SafeCEscape(status_.error_message());
-    if (options_.answer != nullptr) {
-      record_.answer_right = IsExactMatch(record_.text, *options_.answer);
+    if (options_.answers != nullptr) {
+      record_.answer_right = IsRight(record_.text, *options_.answers);
     }
     if (!options_.keep_text) record_.text.clear();
     return Next::kEnded;
@@ -95,7 +100,7 @@ void LoadCall::Note(const v1::CompleteResponse& response, double at_s) {
       if (response.chunk().num_tokens() > 0) {
         record_.arrivals.push_back({at_s, response.chunk().num_tokens()});
       }
-      if (options_.keep_text || options_.answer != nullptr) {
+      if (options_.keep_text || options_.answers != nullptr) {
         record_.text += response.chunk().text();
       }
       break;

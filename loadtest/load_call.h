@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "augur/v1/completions.grpc.pb.h"
 #include "loadtest/request_record.h"
@@ -27,7 +28,8 @@ using LoadClock = std::chrono::steady_clock;
 struct LoadCallOptions {
   double call_limit_s = 0;  // gRPC deadline where none is planned; 0: none
   bool keep_text = false;
-  const std::string* answer = nullptr;  // text is kept until it was compared
+  // As RequestSource::Answers; text is kept until it was compared.
+  const std::vector<std::string>* answers = nullptr;
 };
 
 class LoadCall {

@@ -137,8 +137,8 @@ void AddPromptFlags(CLI::App* app, LoadFlags* flags) {
   group.AddNumber("--shared-prefix", &options->workload.shared_prefix, "SHARE", 0, 1,
                   "Share of a random or prose prompt that its group has alike");
   group.AddNumber("--prefix-groups", &options->workload.prefix_groups, "N", 1, 1e6, "Groups");
-  group.AddShown("--task", &flags->task, "needle|many-keys|cities|pairs",
-                 "What needle documents hide");
+  group.AddShown("--task", &flags->task, "NAME",
+                 "What needle documents hide: one of augur-eval's tasks");
   group.AddNumber("--documents", &prompts->documents, "N", 1, 10'000, "Of needle");
   group.AddNumber("--questions", &prompts->questions, "N", 1, 10'000, "About each document");
   group.AddNumber("--distractors", &prompts->distractors, "N", 0, 10'000,
@@ -231,7 +231,9 @@ absl::Status ResolvePrompts(const LoadFlags& flags, LoadOptions* options) {
     return absl::InvalidArgumentError("--shared-prefix: goes with random and prose prompts alone");
   }
   const auto task = TaskOf(flags.task);
-  if (!task.ok()) return OneOf("--task", flags.task, "needle, many-keys, cities, pairs");
+  if (!task.ok())
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--task", std::string(task.status().message().substr(std::string("--tasks").size()))));
   prompts->task = *task;
   prompts->seed = options->seed;
   options->workload.prompts = prompts->kind;

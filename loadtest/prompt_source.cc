@@ -45,7 +45,7 @@ absl::Status ParseObject(const std::string& line, int number, ListedPrompt* prom
   }
   if (json.contains("answer")) {
     if (!json["answer"].is_string()) return BadPrompt(number, "has an answer that is no text");
-    prompt->answer = json["answer"].get<std::string>();
+    prompt->answers = {json["answer"].get<std::string>()};
   }
   return absl::OkStatus();
 }
@@ -156,9 +156,9 @@ absl::Status PromptSource::ReadProse(const PromptOptions& options, CompletionCli
 absl::Status PromptSource::BuildNeedles(const PromptOptions& options, CompletionClient* client) {
   const absl::StatusOr<FillerText> filler = FillerText::Read(options.text_files);
   if (!filler.ok()) return filler.status();
-  const int64_t most = options.max_context > 0
-                           ? int64_t{options.max_context} - options.answer_tokens
-                           : int64_t{1} << 24;
+  const int64_t answer_tokens = MostAnswers(options.task) * options.answer_tokens;
+  const int64_t most =
+      options.max_context > 0 ? int64_t{options.max_context} - answer_tokens : int64_t{1} << 24;
   std::vector<Document> documents;
   for (int i = 0; i < options.documents; ++i) {
     SeededDraw draw(SeedOf(options.seed, "document length", static_cast<uint64_t>(i)));
@@ -176,9 +176,17 @@ absl::Status PromptSource::BuildNeedles(const PromptOptions& options, Completion
   }
   for (int question = 0; question < options.questions; ++question) {
     for (int i = 0; i < options.documents; ++i) {
-      const Question& asked =
-          documents[static_cast<size_t>(i)].questions[static_cast<size_t>(question)];
-      items_.push_back({{asked.text, {}, asked.answer, std::nullopt}, i});
+      const std::vector<Question>& questions = documents[static_cast<size_t>(i)].questions;
+      // A list of words has one question.
+      if (static_cast<size_t>(question) >= questions.size()) continue;
+      const Question& asked = questions[static_cast<size_t>(question)];
+      ListedPrompt prompt;
+      prompt.text = asked.text;
+      prompt.answers = asked.more_answers;
+      prompt.answers.insert(prompt.answers.begin(), asked.answer);
+      const auto answers = static_cast<uint32_t>(prompt.answers.size());
+      if (answers > 1) prompt.max_tokens = answers * options.answer_tokens;
+      items_.push_back({std::move(prompt), i});
     }
   }
   for (Document& document : documents) documents_.push_back(std::move(document.text));
@@ -245,10 +253,10 @@ v1::CompleteRequest PromptSource::Make(const StagePlan& stage,
   return request;
 }
 
-const std::string* PromptSource::Answer(const PlannedRequest& request) const {
+const std::vector<std::string>* PromptSource::Answers(const PlannedRequest& request) const {
   if (items_.empty()) return nullptr;
-  const auto& answer = items_[request.prompt.item].prompt.answer;
-  return answer ? &*answer : nullptr;
+  const std::vector<std::string>& answers = items_[request.prompt.item].prompt.answers;
+  return answers.empty() ? nullptr : &answers;
 }
 
 }  // namespace augur::loadtest

@@ -48,7 +48,7 @@ struct PromptOptions {
   int distractors = 4;
   LengthDistribution input = {};  // needle: of a document with its question
   uint32_t max_context = 0;
-  uint32_t answer_tokens = 16;  // needle: they come on top of a document
+  uint32_t answer_tokens = 16;  // needle: of an answer; they come on top of a document
   uint64_t seed = 1;
 };
 
@@ -56,7 +56,7 @@ struct PromptOptions {
 struct ListedPrompt {
   std::string text;  // empty: ids
   std::vector<uint32_t> ids;
-  std::optional<std::string> answer;
+  std::vector<std::string> answers;  // as RequestSource::Answers; empty: none
   std::optional<uint32_t> max_tokens;
 };
 
@@ -71,7 +71,7 @@ class PromptSource : public RequestSource {
                                                             CompletionClient* client);
 
   v1::CompleteRequest Make(const StagePlan& stage, const PlannedRequest& request) const override;
-  const std::string* Answer(const PlannedRequest& request) const override;
+  const std::vector<std::string>* Answers(const PlannedRequest& request) const override;
 
   // For the plan; empty for random and prose.
   std::vector<PromptItem> Items() const;

@@ -196,7 +196,7 @@ std::unique_ptr<LoadCall> StageRun::Prepare(const PlannedRequest& planned) const
   LoadCallOptions options;
   options.call_limit_s = options_.call_limit_s;
   options.keep_text = options_.keep_records;
-  options.answer = source_.Answer(planned);
+  options.answers = source_.Answers(planned);
   return std::make_unique<LoadCall>(planned, source_.Make(plan_, planned), options);
 }
 

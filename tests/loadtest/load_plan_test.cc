@@ -330,7 +330,7 @@ TEST(PromptSource, ReadsLinesAndJson) {
   EXPECT_EQ((*prompts)[0].text, "plain text, with a {");
   EXPECT_EQ((*prompts)[1].text, "a\nb");
   EXPECT_EQ((*prompts)[1].max_tokens, 9u);
-  EXPECT_EQ((*prompts)[1].answer, "Oslo");
+  EXPECT_EQ((*prompts)[1].answers, std::vector<std::string>{"Oslo"});
   EXPECT_EQ((*prompts)[2].ids, (std::vector<uint32_t>{1, 2}));
   for (const char* bad :
        {"", "{", "{}", "{\"prompt\": 3}", "{\"token_ids\": [-1]}", "{\"token_ids\": []}",

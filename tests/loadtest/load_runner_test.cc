@@ -43,12 +43,12 @@ class FixedSource : public loadtest::RequestSource {
     for (uint32_t i = 0; i < kPromptTokens; ++i) request.mutable_token_ids()->add_ids(i);
     return request;
   }
-  const std::string* Answer(const PlannedRequest& planned) const override {
+  const std::vector<std::string>* Answers(const PlannedRequest& planned) const override {
     return planned.prompt.item == 0 ? nullptr : &answer_;
   }
 
  private:
-  const std::string answer_ = "right";
+  const std::vector<std::string> answer_ = {"right"};
 };
 
 struct Scenario {
