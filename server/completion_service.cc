@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/request_log.h"
 #include "server/request_validation.h"
 #include "server/wire_message.h"
 
@@ -53,29 +54,6 @@ absl::StatusOr<v1::DetokenizeResponse> DetokenizeIds(const v1::DetokenizeRequest
   return response;
 }
 
-// Runs `answer` on the intake's threads and finishes the call with what it gives. A call whose
-// client has left, or that a drain finds still waiting, is finished without: nobody else shall wait
-// for it.
-template <typename Answer>
-void AnswerLater(const ServedModel& model, int64_t bytes, grpc::CallbackServerContext* context,
-                 const std::atomic<bool>* draining, grpc::ByteBuffer* response, Answer answer) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  // The context lives until the reactor is finished.
-  const bool posted = model.intake->TryPost(
-      bytes, [context, reactor, draining, response, answer = std::move(answer)] {
-        if (context->IsCancelled()) {
-          return reactor->Finish(ToGrpc(absl::CancelledError("cancelled by the client")));
-        }
-        if (draining->load()) return reactor->Finish(ToGrpc(ShuttingDownError()));
-        const auto result = answer();
-        if (result.ok()) *response = SerializeMessage(*result);
-        reactor->Finish(ToGrpc(result.status()));
-      });
-  if (!posted) {
-    reactor->Finish(ToGrpc(absl::ResourceExhaustedError("too many requests wait to be read")));
-  }
-}
-
 }  // namespace
 
 int64_t DeadlineNs(gpr_timespec deadline, const memory::Clock& clock) {
@@ -85,6 +63,58 @@ int64_t DeadlineNs(gpr_timespec deadline, const memory::Clock& clock) {
   if (left.tv_sec > kForever) return engine::kNoDeadline;
   if (left.tv_sec < -kForever) return 0;
   return clock.NowNs() + left.tv_sec * memory::kNsPerSecond + left.tv_nsec;
+}
+
+// Copied into the intake's job; ended once.
+class CompletionService::UnaryCall {
+ public:
+  UnaryCall(const CompletionService* service, UnaryMethod method,
+            grpc::CallbackServerContext* context, size_t bytes)
+      : service_(service),
+        context_(context),
+        reactor_(context->DefaultReactor()),
+        start_ns_(service->clock_->NowNs()) {
+    record_.method = method;
+    record_.peer = context->peer();
+    record_.bytes = static_cast<int64_t>(bytes);
+  }
+
+  grpc::ServerUnaryReactor* reactor() const { return reactor_; }
+  bool cancelled() const { return context_->IsCancelled(); }
+
+  // The call may be gone when it returns.
+  void Finish(const absl::Status& status) const {
+    CallRecord record = record_;
+    record.code = static_cast<int>(status.code());
+    record.message = std::string(status.message());
+    record.total_ms = static_cast<double>(service_->clock_->NowNs() - start_ns_) / memory::kNsPerMs;
+    service_->refusals_.stats->CountUnary(record.method, record.code);
+    LogCall(record);
+    reactor_->Finish(ToGrpc(status));
+  }
+
+ private:
+  const CompletionService* service_;
+  grpc::CallbackServerContext* context_;  // lives until the reactor is finished
+  grpc::ServerUnaryReactor* reactor_;
+  int64_t start_ns_;
+  CallRecord record_;
+};
+
+// A call whose client has left, or that a drain finds still waiting, is ended without an answer:
+// nobody else shall wait for it.
+template <typename Answer>
+void CompletionService::AnswerLater(const ServedModel& model, int64_t bytes, const UnaryCall& call,
+                                    grpc::ByteBuffer* response, Answer answer) {
+  const bool posted =
+      model.intake->TryPost(bytes, [this, call, response, answer = std::move(answer)] {
+        if (call.cancelled()) return call.Finish(absl::CancelledError("cancelled by the client"));
+        if (draining_.load()) return call.Finish(ShuttingDownError());
+        const auto result = answer();
+        if (result.ok()) *response = SerializeMessage(*result);
+        call.Finish(result.status());
+      });
+  if (!posted) call.Finish(absl::ResourceExhaustedError("too many requests wait to be read"));
 }
 
 CompletionService::CompletionService(const StreamEnvironment& refusals, const memory::Clock* clock)
@@ -123,6 +153,9 @@ absl::Status CompletionService::Admit(grpc::CallbackServerContext* context,
   const auto request = std::make_shared<engine::Request>();
   request->arrival_ns = clock_->NowNs();
   request->deadline_ns = DeadlineNs(context->raw_deadline(), *clock_);
+  if (request->deadline_ns == engine::kNoDeadline && model.default_deadline_ns > 0) {
+    request->deadline_ns = request->arrival_ns + model.default_deadline_ns;
+  }
   v1::CompleteRequest message;
   absl::Status status = ParseMessage(bytes, &message);
   if (!status.ok()) return status;
@@ -148,7 +181,7 @@ absl::Status CompletionService::CheckServingText(const ServedModel* model) const
 grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContext* context,
                                                       const grpc::ByteBuffer* request,
                                                       grpc::ByteBuffer* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const UnaryCall call(this, UnaryMethod::kTokenize, context, request->Length());
   const ServedModel* model = model_.load();
   // shared: std::function must be copyable
   const auto message = std::make_shared<v1::TokenizeRequest>();
@@ -157,18 +190,18 @@ grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContex
   // The answer repeats the text token by token.
   if (status.ok()) status = CheckResponseSize("text", message->text().size());
   if (!status.ok()) {
-    reactor->Finish(ToGrpc(status));
-    return reactor;
+    call.Finish(status);
+    return call.reactor();
   }
-  AnswerLater(*model, static_cast<int64_t>(message->text().size()), context, &draining_, response,
+  AnswerLater(*model, static_cast<int64_t>(message->text().size()), call, response,
               [message, model] { return TokenizeText(*message, *model); });
-  return reactor;
+  return call.reactor();
 }
 
 grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const UnaryCall call(this, UnaryMethod::kDetokenize, context, request->Length());
   const ServedModel* model = model_.load();
   // shared: std::function must be copyable
   const auto message = std::make_shared<v1::DetokenizeRequest>();
@@ -180,12 +213,12 @@ grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerCont
   }
   if (status.ok()) status = CheckTokenIds(message->ids(), "ids", model->deployment);
   if (!status.ok()) {
-    reactor->Finish(ToGrpc(status));
-    return reactor;
+    call.Finish(status);
+    return call.reactor();
   }
-  AnswerLater(*model, message->ids_size() * int64_t{4}, context, &draining_, response,
+  AnswerLater(*model, message->ids_size() * int64_t{4}, call, response,
               [message, model] { return DetokenizeIds(*message, *model); });
-  return reactor;
+  return call.reactor();
 }
 
 namespace {
@@ -218,11 +251,11 @@ void DescribeKv(const ServedModel& model, v1::KvInfo* kv) {
 grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContext* context,
                                                       const v1::GetModelRequest* request,
                                                       v1::GetModelResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const UnaryCall call(this, UnaryMethod::kGetModel, context, request->ByteSizeLong());
   const ServedModel* model = model_.load();
   if (model == nullptr) {
-    reactor->Finish(ToGrpc(absl::UnavailableError("the model is still loading")));
-    return reactor;
+    call.Finish(absl::UnavailableError("the model is still loading"));
+    return call.reactor();
   }
   const Deployment& deployment = model->deployment;
   response->set_model(deployment.served_name);
@@ -240,8 +273,8 @@ grpc::ServerUnaryReactor* CompletionService::GetModel(grpc::CallbackServerContex
   }
   response->set_version(deployment.version);
   if (request->kv()) DescribeKv(*model, response->mutable_kv());
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+  call.Finish(absl::OkStatus());
+  return call.reactor();
 }
 
 }  // namespace augur::server

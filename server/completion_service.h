@@ -39,6 +39,7 @@ struct ServedModel {
   Router* router = nullptr;
   TextIntake* intake = nullptr;
   StreamEnvironment streams;
+  int64_t default_deadline_ns = 0;  // after the arrival, where the client sets none; 0: none
 };
 
 // Text may be any bytes on the wire, so the methods that carry text take their requests raw.
@@ -74,6 +75,12 @@ class CompletionService final : public CompletionServiceBase {
   absl::Status Admit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& bytes,
                      const ServedModel& model, const std::shared_ptr<CompletionStream>& stream);
   absl::Status CheckServingText(const ServedModel* model) const;
+  // A call of the other methods, begun now.
+  class UnaryCall;
+  // Runs `answer` on the intake's threads and ends the call with what it gives.
+  template <typename Answer>
+  void AnswerLater(const ServedModel& model, int64_t bytes, const UnaryCall& call,
+                   grpc::ByteBuffer* response, Answer answer);
 
   const StreamEnvironment refusals_;
   const memory::Clock* const clock_;

@@ -360,6 +360,7 @@ void Daemon::StartEngine(engine::LoadedModel model) {
                     .stats = &front_,
                     .clock = &clock_,
                     .limits = LimitsOf(config_)};
+  model_.default_deadline_ns = config_.default_deadline_ns;
   metrics_->SetModel(
       {.name = config_.served_name,
        .stats = &engine_->stats(),

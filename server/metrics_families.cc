@@ -31,7 +31,8 @@ void AppendEngineRequests(const engine::EngineStats& stats, FamilyWriter* out) {
   out->Gauge(names::kPausedRequests, "Running requests that wait for their reader.", stats.paused);
   out->Counter(names::kPreemptions, "Times that a request gave up its KV blocks.",
                stats.preemptions);
-  out->Counter(names::kRecomputedTokens, "Tokens computed again after a preemption.",
+  out->Counter(names::kRecomputedTokens,
+               "Tokens computed again: after a preemption, or for a further choice.",
                stats.recomputed_tokens);
   out->Counter(names::kSavedRequests, "Preemptions that kept everything in the host pool.",
                stats.saved);
@@ -87,6 +88,20 @@ void AppendDistributions(const engine::EngineStats& stats, FamilyWriter* out) {
                  stats.request_generated_tokens);
 }
 
+void AppendUnaryCalls(const FrontStats& front, FamilyWriter* out) {
+  out->Begin(metric_names::kUnaryCalls, "Calls beside completions by method and gRPC status.",
+             MetricType::Counter);
+  for (size_t method = 0; method < front.unary.size(); ++method) {
+    for (size_t code = 0; code < kStatusCodes; ++code) {
+      const uint64_t calls = front.unary[method][code];
+      if (code != 0 && calls == 0) continue;
+      out->Sample(static_cast<double>(calls),
+                  {{"method", UnaryMethodName(static_cast<UnaryMethod>(method))},
+                   {"code", StatusCodeName(static_cast<int>(code))}});
+    }
+  }
+}
+
 }  // namespace
 
 void AppendFrontFamilies(const FrontStats& front, const std::string& version, Families* families) {
@@ -107,6 +122,7 @@ void AppendFrontFamilies(const FrontStats& front, const std::string& version, Fa
                   {"finish_reason", EndReasonName(static_cast<EndReason>(reason))}});
     }
   }
+  AppendUnaryCalls(front, &out);
   out.Gauge(names::kOpenStreams, "Completions that have not ended.",
             static_cast<double>(front.open_streams));
   out.Counter(names::kReaderPauses, "Times that a stream waited for its reader.",

@@ -71,6 +71,31 @@ std::string FormatRequestRecord(const RequestRecord& record) {
   return line;
 }
 
+const char* UnaryMethodName(UnaryMethod method) {
+  switch (method) {
+    case UnaryMethod::kTokenize:
+      return "Tokenize";
+    case UnaryMethod::kDetokenize:
+      return "Detokenize";
+    case UnaryMethod::kGetModel:
+      return "GetModel";
+    case UnaryMethod::kCount:
+      break;
+  }
+  return "none";
+}
+
+std::string FormatCallRecord(const CallRecord& record) {
+  std::string line =
+      absl::StrCat("call method=", UnaryMethodName(record.method), " peer=", Quoted(record.peer),
+                   " code=", StatusCodeName(record.code), " bytes=", record.bytes);
+  AppendMs("total_ms", record.total_ms, &line);
+  if (!record.message.empty()) absl::StrAppend(&line, " message=", Quoted(record.message, 256));
+  return line;
+}
+
+void LogCall(const CallRecord& record) { spdlog::info("{}", FormatCallRecord(record)); }
+
 void LogRequest(const RequestRecord& record) { spdlog::info("{}", FormatRequestRecord(record)); }
 
 }  // namespace augur::server

@@ -1,4 +1,4 @@
-// The one structured line that every completion leaves in the log at its end, whatever the end was.
+// The one structured line that every call leaves in the log at its end, whatever the end was.
 //
 // Thread: any.
 // Failure: none; the log drops lines rather than wait (server/logging.h).
@@ -37,5 +37,20 @@ const char* EndReasonName(EndReason reason);
 std::string FormatRequestRecord(const RequestRecord& record);
 
 void LogRequest(const RequestRecord& record);
+
+// A call that is no completion.
+struct CallRecord {
+  UnaryMethod method = UnaryMethod::kTokenize;
+  std::string peer;
+  int code = 0;
+  std::string message;
+  int64_t bytes = 0;  // of the request
+  double total_ms = 0;
+};
+
+// "Tokenize".
+const char* UnaryMethodName(UnaryMethod method);
+std::string FormatCallRecord(const CallRecord& record);
+void LogCall(const CallRecord& record);
 
 }  // namespace augur::server

@@ -78,6 +78,7 @@ struct ServerConfig {
   int64_t intake_threads = 2;            // encode text
   int64_t intake_requests = 512;
   int64_t intake_bytes = 256 << 20;
+  int64_t default_deadline_ns = 0;
   int64_t drain_limit_ns = 30'000'000'000;
   int64_t stall_limit_ns = 120'000'000'000;
   bool reflection = true;

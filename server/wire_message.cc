@@ -6,6 +6,7 @@
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,78 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
+
+// Counts what parsing would make of the bytes: fields, also those of unknown groups, and numbers in
+// packed fields. Stops where a limit is passed or the bytes are malformed.
+class FieldCounter {
+ public:
+  // OK also for what is malformed: parsing tells that better.
+  static absl::Status Check(const Descriptor& type, CodedInputStream* input) {
+    FieldCounter counter;
+    counter.Count(type, input);
+    if (counter.fields_ > kMaxMessageFields) return TooMany(type, "fields", kMaxMessageFields);
+    if (counter.numbers_ > kMaxPackedNumbers) {
+      return TooMany(type, "numbers in packed fields", kMaxPackedNumbers);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status TooMany(const Descriptor& type, const char* what, int64_t limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(type.name(), ": expected at most ", limit, " ", what, ", found more"));
+  }
+
+  // False: stop. Our messages do not nest in themselves, so the recursion is as deep as the file.
+  bool Count(const Descriptor& type, CodedInputStream* input) {
+    int groups = 0;  // that are open: unknown ones, there are no others
+    while (const uint32_t tag = input->ReadTag()) {
+      if (++fields_ > kMaxMessageFields) return false;
+      const FieldDescriptor* field =
+          groups > 0 ? nullptr : type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+      switch (WireFormatLite::GetTagWireType(tag)) {
+        case WireFormatLite::WIRETYPE_START_GROUP:
+          ++groups;
+          break;
+        case WireFormatLite::WIRETYPE_END_GROUP:
+          if (--groups < 0) return false;
+          break;
+        case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
+          if (!CountDelimited(field, input)) return false;
+          break;
+        default:
+          if (!WireFormatLite::SkipField(input, tag)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool CountDelimited(const FieldDescriptor* field, CodedInputStream* input) {
+    uint32_t length = 0;
+    if (!input->ReadVarint32(&length) || length > kMaxLength) return false;
+    const bool message = field != nullptr && field->type() == FieldDescriptor::TYPE_MESSAGE;
+    const bool packed = field != nullptr && field->is_packable();
+    if (!message && !packed) return input->Skip(static_cast<int>(length));
+    const auto limit = input->PushLimit(static_cast<int>(length));
+    const bool go_on = message ? Count(*field->message_type(), input) : CountPacked(input);
+    const bool whole = go_on && input->BytesUntilLimit() == 0;
+    input->PopLimit(limit);
+    return whole;
+  }
+
+  bool CountPacked(CodedInputStream* input) {
+    uint64_t number = 0;
+    while (input->BytesUntilLimit() > 0) {
+      if (++numbers_ > kMaxPackedNumbers || !input->ReadVarint64(&number)) return false;
+    }
+    return true;
+  }
+
+  static constexpr uint32_t kMaxLength = std::numeric_limits<int>::max();
+
+  int64_t fields_ = 0;
+  int64_t numbers_ = 0;
+};
 
 // Walks `input` up to its limit by `type` and gives the path of the first string that is not UTF-8.
 // Our messages do not nest in themselves, so the recursion is as deep as the proto file.
@@ -75,6 +148,12 @@ absl::Status ExplainFailure(const grpc::ByteBuffer& bytes, const Descriptor& typ
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   grpc::ByteBuffer shared(bytes);  // counts references, copies nothing
   if (!shared.Valid()) return absl::CancelledError("the call ended before its request had arrived");
+  {
+    grpc::ProtoBufferReader reader(&shared);
+    CodedInputStream input(&reader);
+    absl::Status counted = FieldCounter::Check(*message->GetDescriptor(), &input);
+    if (!counted.ok()) return counted;
+  }
   grpc::ProtoBufferReader reader(&shared);
   if (reader.status().ok() && message->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
   return ExplainFailure(bytes, *message->GetDescriptor());

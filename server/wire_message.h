@@ -3,7 +3,8 @@
 // gRPC's typed handlers answer UNIMPLEMENTED to text that is not UTF-8 and to bytes that do not
 // parse; calls that carry text are therefore taken raw and parsed here.
 // Thread: plain functions.
-// Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed); CANCELLED
+// Failure: INVALID_ARGUMENT naming the field (not UTF-8) or the message (malformed, beyond the
+// limits below); CANCELLED
 // where no message came at all: gRPC starts the handler of a call that was cancelled that early,
 // too.
 #pragma once
@@ -14,6 +15,11 @@
 #include "absl/status/status.h"
 
 namespace augur::server {
+
+// Limits of what a message may unpack to: fields, also unknown ones, and numbers in packed fields.
+// 64 MiB of empty strings would be 2 GiB.
+inline constexpr int64_t kMaxMessageFields = 1 << 20;
+inline constexpr int64_t kMaxPackedNumbers = 1 << 22;
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,7 @@ struct CompleteOptions {
   bool bypass_prefix_cache = false;
   bool no_special_tokens = false;
   bool no_parse_special = false;
+  int32_t priority = 0;
 
   std::optional<float> temperature;
   std::optional<uint32_t> top_k;
@@ -41,13 +43,24 @@ struct CompleteOptions {
   std::optional<float> repetition_penalty;
   std::optional<float> presence_penalty;
   std::optional<float> frequency_penalty;
+  std::vector<std::string> logit_bias;  // ID=BIAS
+  std::vector<uint32_t> allowed_token_ids;
+  std::optional<uint32_t> n;
 
   uint32_t max_tokens = 256;
   uint32_t min_tokens = 0;
   std::vector<std::string> stop;
   std::vector<uint32_t> stop_token_ids;
   bool ignore_eos = false;
+  bool include_stop = false;
 
+  std::string policy;
+  std::string prefill_policy;
+  std::optional<uint32_t> top_k_blocks;
+  std::string values;
+  std::optional<uint32_t> value_samples;
+
+  bool show_special_tokens = false;
   std::string progress = "auto";
   bool timings = false;
   bool quiet = false;
@@ -75,6 +88,10 @@ void AddPromptOptions(CLI::App* command, CompleteOptions* options) {
   command->add_flag("--no-special-tokens", options->no_special_tokens, "Add no begin token");
   command->add_flag("--no-parse-special", options->no_parse_special,
                     "Take special tokens that the text spells out as plain text");
+  command
+      ->add_option("--priority", options->priority,
+                   "A higher number goes first in the daemon's queue; 0 where not given")
+      ->type_name("N");
 }
 
 // Options that belong together in the help.
@@ -90,6 +107,7 @@ class OptionGroup {
   void AddList(const char* option, std::vector<T>* values, const char* type, const char* help) {
     Add(option, values, type, help)
         ->expected(1)
+        ->allow_extra_args(false)  // the argument behind it is TEXT
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
   void AddFlag(const char* option, bool* value, const char* help) {
@@ -132,6 +150,61 @@ void AddSamplingOptions(CLI::App* command, CompleteOptions* options) {
   group.AddList("--stop-token-id", &options->stop_token_ids, "ID",
                 "End at this token, may be given several times");
   group.AddFlag("--ignore-eos", &options->ignore_eos, "Go on past end-of-sequence tokens");
+  group.AddFlag("--include-stop", &options->include_stop, "Show the stop text that was found");
+  group.AddList("--logit-bias", &options->logit_bias, "ID=BIAS",
+                "Make a token likelier (up to 100) or less likely (down to\n-100), may be given "
+                "several times");
+  group.AddList("--allowed-token-id", &options->allowed_token_ids, "ID",
+                "Draw no token but those given");
+  group.Add("-n,--choices", &options->n, "N",
+            "So many answers; each is printed when it is whole,\nbelow a line that names it");
+}
+
+const std::map<std::string, v1::AttentionPolicy> kPolicies = {
+    {"dense", v1::ATTENTION_POLICY_DENSE},
+    {"sparse", v1::ATTENTION_POLICY_SPARSE},
+    {"infinigen", v1::ATTENTION_POLICY_INFINIGEN},
+    {"forecast", v1::ATTENTION_POLICY_FORECAST}};
+
+void AddAttentionOptions(CLI::App* command, CompleteOptions* options) {
+  OptionGroup group(command, "Attention (where the daemon leaves it to its clients)");
+  group.Add("--policy", &options->policy, "NAME", "dense, sparse, infinigen or forecast")
+      ->check(CLI::IsMember({"dense", "sparse", "infinigen", "forecast"}).description(""));
+  group
+      .Add("--prefill-policy", &options->prefill_policy, "NAME",
+           "Of the prompt alone: dense, sparse or forecast")
+      ->check(CLI::IsMember({"dense", "sparse", "forecast"}).description(""));
+  group.Add("--top-k-blocks", &options->top_k_blocks, "K",
+            "Blocks of 64 tokens that a token attends to");
+  group.Add("--values", &options->values, "MODE", "exact or sampled")
+      ->check(CLI::IsMember({"exact", "sampled"}).description(""));
+  group.Add("--value-samples", &options->value_samples, "S", "Samples of a generated token");
+}
+
+// False: not ID=BIAS.
+bool AddBias(const std::string& text, v1::SamplingParams* sampling) {
+  const size_t sign = text.find('=');
+  if (sign == std::string::npos) return false;
+  uint32_t id = 0;
+  float bias = 0;
+  const char* end = text.data() + text.size();
+  const auto [id_end, id_error] = std::from_chars(text.data(), text.data() + sign, id);
+  const auto [bias_end, bias_error] = std::from_chars(text.data() + sign + 1, end, bias);
+  if (id_error != std::errc() || id_end != text.data() + sign) return false;
+  if (bias_error != std::errc() || bias_end != end) return false;
+  (*sampling->mutable_logit_bias())[id] = bias;
+  return true;
+}
+
+void FillAttention(const CompleteOptions& options, v1::AttentionOptions* attention) {
+  if (!options.policy.empty()) attention->set_policy(kPolicies.at(options.policy));
+  if (!options.prefill_policy.empty()) {
+    attention->set_prefill_policy(kPolicies.at(options.prefill_policy));
+  }
+  if (options.top_k_blocks) attention->set_top_k_blocks(*options.top_k_blocks);
+  if (options.values == "exact") attention->set_value_mode(v1::VALUE_MODE_EXACT);
+  if (options.values == "sampled") attention->set_value_mode(v1::VALUE_MODE_SAMPLED);
+  if (options.value_samples) attention->set_value_samples(*options.value_samples);
 }
 
 void AddOutputOptions(CLI::App* command, CompleteOptions* options) {
@@ -144,6 +217,8 @@ void AddOutputOptions(CLI::App* command, CompleteOptions* options) {
       ->capture_default_str();
   group.AddFlag("--timings", &options->timings, "All timings at the end, one a line");
   group.AddFlag("--quiet", &options->quiet, "Errors only");
+  command->add_flag("--show-special-tokens", options->show_special_tokens,
+                    "Print special tokens of the answer, too");
 }
 
 v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prompt, bool progress) {
@@ -155,6 +230,7 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   request.set_bypass_prefix_cache(options.bypass_prefix_cache);
   if (options.no_special_tokens) request.set_add_special_tokens(false);
   if (options.no_parse_special) request.set_parse_special(false);
+  request.set_priority(options.priority);
 
   v1::SamplingParams* sampling = request.mutable_sampling();
   if (options.temperature) sampling->set_temperature(*options.temperature);
@@ -165,6 +241,9 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   if (options.repetition_penalty) sampling->set_repetition_penalty(*options.repetition_penalty);
   if (options.presence_penalty) sampling->set_presence_penalty(*options.presence_penalty);
   if (options.frequency_penalty) sampling->set_frequency_penalty(*options.frequency_penalty);
+  for (const std::string& bias : options.logit_bias) AddBias(bias, sampling);
+  for (const uint32_t id : options.allowed_token_ids) sampling->add_allowed_token_ids(id);
+  if (options.n) sampling->set_n(*options.n);
 
   v1::StoppingCriteria* stopping = request.mutable_stopping();
   stopping->set_max_tokens(options.max_tokens);
@@ -172,8 +251,11 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   for (const std::string& stop : options.stop) stopping->add_stop(stop);
   for (const uint32_t id : options.stop_token_ids) stopping->add_stop_token_ids(id);
   stopping->set_ignore_eos(options.ignore_eos);
+  stopping->set_include_stop(options.include_stop);
 
   request.mutable_output()->set_progress(progress);
+  if (options.show_special_tokens) request.mutable_output()->set_skip_special_tokens(false);
+  FillAttention(options, request.mutable_attention());
   return request;
 }
 
@@ -225,21 +307,25 @@ void PrintTimings(const v1::Finished& finished) {
   std::fprintf(stderr, "total             %s\n", FormatMilliseconds(timings.total_ms()).c_str());
 }
 
-// Prints what one stream brings.
+// Prints what one stream brings: of several choices each when it is whole.
 class StreamPrinter {
  public:
-  explicit StreamPrinter(bool stderr_is_terminal) : bar_(stderr_is_terminal) {}
+  StreamPrinter(bool stderr_is_terminal, bool several)
+      : bar_(stderr_is_terminal), several_(several) {}
 
   // False when standard output takes no more.
   bool Print(const v1::CompleteResponse& response) {
     if (response.has_progress()) {
       bar_.Show(response.progress());
+    } else if (response.has_chunk() && several_) {
+      texts_[response.chunk().index()] += response.chunk().text();
     } else if (response.has_chunk() && !response.chunk().text().empty()) {
       bar_.Clear();
       ends_line_ = response.chunk().text().back() == '\n';
       return WriteOut(response.chunk().text());
     } else if (response.has_finished()) {
-      finished_ = response.finished();
+      TakeFinished(response.finished());
+      if (several_) return PrintChoice(response.finished());
     }
     return true;
   }
@@ -250,10 +336,27 @@ class StreamPrinter {
     if (!ends_line_ && isatty(STDOUT_FILENO) != 0) WriteOut("\n");
   }
 
+  // Of several choices the one that ended last, with the tokens of all.
   const std::optional<v1::Finished>& finished() const { return finished_; }
 
  private:
+  void TakeFinished(const v1::Finished& finished) {
+    const uint32_t before = finished_ ? finished_->usage().completion_tokens() : 0;
+    finished_ = finished;
+    v1::Usage* usage = finished_->mutable_usage();
+    usage->set_completion_tokens(before + usage->completion_tokens());
+  }
+
+  bool PrintChoice(const v1::Finished& finished) {
+    bar_.Clear();
+    ends_line_ = true;
+    return WriteOut("--- choice " + std::to_string(finished.index()) + " (" + ReasonOf(finished) +
+                    ")\n" + texts_[finished.index()] + "\n");
+  }
+
   ProgressBar bar_;
+  const bool several_;
+  std::map<uint32_t, std::string> texts_;  // of several choices
   bool ends_line_ = true;
   std::optional<v1::Finished> finished_;
 };
@@ -266,7 +369,7 @@ int Stream(const CompleteOptions& options, const v1::CompleteRequest& request,
   const auto stub = v1::Completions::NewStub(Connect(options.connection));
   const auto reader = stub->Complete(&context, request);
 
-  StreamPrinter printer(stderr_is_terminal);
+  StreamPrinter printer(stderr_is_terminal, request.sampling().n() > 1);
   v1::CompleteResponse response;
   bool output_open = true;
   while (output_open && reader->Read(&response)) output_open = printer.Print(response);
@@ -307,6 +410,12 @@ int RunComplete(const CompleteOptions& options) {
     PrintError("give --timings or --quiet, not both");
     return kExitUsage;
   }
+  v1::SamplingParams ignored;
+  for (const std::string& bias : options.logit_bias) {
+    if (AddBias(bias, &ignored)) continue;
+    PrintError("--logit-bias: expected ID=BIAS, found " + bias);
+    return kExitUsage;
+  }
   std::string document = options.text;
   if (!options.file.empty()) {
     absl::StatusOr<std::string> text = ReadTextFile(options.file);
@@ -336,6 +445,7 @@ void AddCompleteCommand(CLI::App* app, std::function<int()>* run) {
   const auto options = std::make_shared<CompleteOptions>();  // shared: CLI11 copies the callback
   AddPromptOptions(command, options.get());
   AddSamplingOptions(command, options.get());
+  AddAttentionOptions(command, options.get());
   AddOutputOptions(command, options.get());
   AddConnectionOptions(command, &options->connection);
   command->footer(

@@ -46,6 +46,34 @@ class AugurClientTest(unittest.TestCase):
         for words in ("prompt tokens", "first token", "finish reason     stop"):
             self.assertIn(words, result.stderr)
 
+    def test_several_choices(self):
+        flags = ("--seed", "7", "--max-tokens", "12", "--ignore-eos", "--priority", "3", "The package")
+        alone = self.augur("complete", *flags, "--quiet").stdout
+        result = self.augur("complete", "-n", "3", *flags)
+        self.assertEqual(result.returncode, 0, result)
+        parts = result.stdout.split("--- choice ")[1:]
+        texts = {part[0]: part.split(" (length)\n", 1)[1] for part in parts}
+        self.assertEqual(set(texts), {"0", "1", "2"})
+        self.assertEqual(texts["0"], alone + "\n")
+        self.assertEqual(len(set(texts.values())), 3)
+        self.assertIn(" 36 generated", result.stderr)
+
+    def test_biases_and_special_tokens(self):
+        flags = (*GREEDY, "--max-tokens", "2", "--ignore-eos", "--quiet", "--logit-bias", "1=100", "The package")
+        self.assertEqual(self.augur("complete", *flags).stdout, "")
+        self.assertEqual(self.augur("complete", "--show-special-tokens", *flags).stdout, "<|end|>" * 2)
+        bad = self.augur("complete", "--logit-bias", "1:100", "The package")
+        self.assertEqual((bad.returncode, "--logit-bias" in bad.stderr), (2, True), bad)
+
+    def test_stop_text_and_attention(self):
+        flags = (*GREEDY, "--quiet", "--max-tokens", "60", "--stop", " ", "--policy", "sparse", "The package")
+        cut = self.augur("complete", *flags).stdout
+        self.assertEqual(self.augur("complete", "--include-stop", *flags).stdout, cut + " ")
+        refused = self.augur("complete", "--policy", "forecast", "The package")
+        self.assertEqual((refused.returncode, "attention.policy" in refused.stderr), (1, True), refused)
+        refused = self.augur("complete", "--values", "sampled", "The package")
+        self.assertIn("attention.value_mode", refused.stderr)
+
     def test_document_on_standard_input(self):
         text = pathlib.Path(self.handbook).read_text()
         from_file = self.augur("complete", "-f", self.handbook, "-q", QUESTION, *GREEDY, "--quiet")

@@ -71,6 +71,43 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(refusal.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
         self.assertIn("echo", refusal.exception.details())
 
+    def test_special_tokens_of_a_prompt(self):
+        def prompt_tokens(**fields):
+            return self.complete(pb.CompleteRequest(text="<|end|>", **fields))[0].accepted.prompt_tokens
+
+        self.assertEqual(prompt_tokens(), 2)  # the begin token and the one that is spelled out
+        self.assertEqual(prompt_tokens(add_special_tokens=False), 1)
+        self.assertGreater(prompt_tokens(parse_special=False), 3)
+
+    def test_special_tokens_of_an_answer(self):
+        end = 1  # <|end|>, which ends a sequence
+        request = pb.CompleteRequest(text=PROMPT, stopping=pb.StoppingCriteria(max_tokens=3),
+                                     sampling=pb.SamplingParams(temperature=0, logit_bias={end: 100}))
+        finished = self.complete(request)[-1].finished
+        self.assertEqual((finished.finish_reason, finished.stop_token_id, finished.usage.completion_tokens),
+                         (pb.FINISH_REASON_EOS, end, 1))
+        request.stopping.ignore_eos = True
+        self.assertEqual(self.text(request), "")
+        self.assertEqual(self.complete(request)[-1].finished.finish_reason, pb.FINISH_REASON_LENGTH)
+        request.output.skip_special_tokens = False
+        self.assertEqual(self.text(request), "<|end|>" * 3)
+        request.stopping.stop_token_ids.append(end)
+        finished = self.complete(request)[-1].finished
+        self.assertEqual((finished.finish_reason, finished.stop_token_id), (pb.FINISH_REASON_STOP, end))
+
+    def test_timings_add_up(self):
+        timings = self.complete(greedy(PROMPT, 20))[-1].finished.timings
+        self.assertAlmostEqual(timings.queue_ms + timings.prefill_ms, timings.first_token_ms, places=6)
+        self.assertAlmostEqual(timings.first_token_ms + timings.decode_ms, timings.total_ms, places=6)
+        self.assertAlmostEqual(timings.mean_inter_token_ms * 19, timings.decode_ms, places=6)
+        self.assertGreater(timings.prefill_ms, 0)
+
+    def test_request_ids_are_labels(self):
+        ids = [self.complete(greedy(PROMPT, 1, request_id=label))[0].accepted.request_id
+               for label in ("same", "same", "sam", "", "")]
+        self.assertEqual(ids[:3], ["same", "same", "sam"])
+        self.assertTrue(ids[3] and ids[4] and ids[3] != ids[4])
+
     def test_deadline(self):
         with self.assertRaises(grpc.RpcError) as end:
             self.complete(greedy(PROMPT, 8000), timeout=0.2)
@@ -139,6 +176,34 @@ class PythonClientTest(unittest.TestCase):
                 list(reflection.ServerReflectionInfo(
                     iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
             self.assertEqual(refusal.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+
+    def test_the_example_of_the_api_page(self):
+        page = (pathlib.Path(support.settings.source) / "proto" / "README.md").read_text()
+        example = page.split("```python\n")[1].split("```")[0]
+        self.assertEqual(example.count("127.0.0.1:50051"), 1)
+        self.assertEqual(example.count('"stubs"'), 1)
+        example = example.replace("127.0.0.1:50051", self.daemon.address)
+        example = example.replace('"stubs"', repr(support.settings.stubs))
+        result = support.run([sys.executable, "-B", "-c", example])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()
+        self.assertRegex(lines[0], r"^prompt tokens: \d+ seed: 7$")
+        self.assertEqual(len(lines), 3, result.stdout)
+        self.assertEqual({line.split()[0] for line in lines[1:]}, {"0", "1"})
+
+    def test_the_api_page_names_every_field(self):
+        page = (pathlib.Path(support.settings.source) / "proto" / "README.md").read_text()
+
+        def expect(message, prefix):
+            for field in message.fields:
+                self.assertIn(f"`{prefix}{field.name}`", page)
+                nested = field.message_type
+                if nested is not None and not nested.GetOptions().map_entry:
+                    expect(nested, f"{field.name}.")
+
+        expect(pb.CompleteRequest.DESCRIPTOR, "")
+        for other in (pb.TokenizeRequest, pb.DetokenizeRequest, pb.GetModelRequest):
+            expect(other.DESCRIPTOR, f"{other.DESCRIPTOR.name}.")
 
     def test_metrics_page(self):
         page = self.daemon.metrics()

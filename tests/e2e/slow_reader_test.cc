@@ -1,6 +1,12 @@
 // A client that stops reading costs its own stream and nobody else's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <future>
+#include <thread>
+
 #include "tests/server/eventually.h"
 #include "tests/support/completion_call.h"
 #include "tests/support/daemon_process.h"
@@ -69,6 +75,141 @@ TEST(SlowReaderTest, IsEndedAfterTheLimit) {
   EXPECT_TRUE(server::Eventually([&] { return daemon->Metric("augur_open_streams") == 0; }));
   daemon->Signal(SIGTERM);
   EXPECT_EQ(daemon->WaitExit(), 0) << daemon->Log();
+}
+
+constexpr int kSlow = 20;
+
+// Calls that read three messages and then nothing more until they are let go.
+class SlowReaders {
+ public:
+  explicit SlowReaders(const DaemonProcess& daemon) {
+    for (int i = 0; i < kSlow; ++i) {
+      threads_.emplace_back([this, &daemon, i] {
+        const auto stub = NarrowStub(daemon.grpc_address());
+        results_[i] = RunCall(stub.get(), LongRequest(),
+                              {.on_message =
+                                   [this](int messages) {
+                                     if (messages == 3) gone_on_.wait();
+                                   },
+                               .context = &contexts_[i]});
+      });
+    }
+  }
+  ~SlowReaders() { Join(); }
+  // They read on, or are cancelled first.
+  void Cancel() {
+    for (grpc::ClientContext& context : contexts_) context.TryCancel();
+    Join();
+  }
+  void Join() {
+    if (threads_.empty()) return;
+    go_on_.set_value();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  const std::array<CallResult, kSlow>& results() const { return results_; }
+
+ private:
+  std::promise<void> go_on_;
+  std::shared_future<void> gone_on_ = go_on_.get_future().share();
+  std::array<grpc::ClientContext, kSlow> contexts_;
+  std::array<CallResult, kSlow> results_;
+  std::vector<std::thread> threads_;
+};
+
+// p99 of the time between messages of four clients that read, in milliseconds.
+double InterTokenP99(const DaemonProcess& daemon) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kReaders = 4;
+  std::array<std::vector<double>, kReaders> gaps;
+  std::vector<std::thread> threads;
+  for (std::vector<double>& mine : gaps) {
+    threads.emplace_back([&] {
+      v1::CompleteRequest request = LongRequest();
+      request.mutable_stopping()->set_max_tokens(250);
+      Clock::time_point last;
+      const auto stub = NewStub(daemon.grpc_address());
+      const CallResult result =
+          RunCall(stub.get(), request, {.on_message = [&](int messages) {
+                    const Clock::time_point now = Clock::now();
+                    // The first ones wait for a prompt.
+                    if (messages > 10) {
+                      mine.push_back(std::chrono::duration<double, std::milli>(now - last).count());
+                    }
+                    last = now;
+                  }});
+      EXPECT_TRUE(result.status.ok()) << result.Describe();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<double> all;
+  for (const std::vector<double>& mine : gaps) all.insert(all.end(), mine.begin(), mine.end());
+  EXPECT_GT(all.size(), 400u);
+  std::sort(all.begin(), all.end());
+  return all[all.size() * 99 / 100];
+}
+
+// Runs with and without readers that have stopped take turns. What else the machine does only adds
+// to a time, so the least of each is compared, and there are more turns where it was busy.
+TEST(SlowReaderTest, TwentyOfThemSlowNobodyDown) {
+  const auto daemon =
+      DaemonProcess::Start({"--set", "stream_buffer_messages=64", "--threads", "1"});
+  ASSERT_NE(daemon, nullptr);
+  InterTokenP99(*daemon);  // warm
+  double without = 1e9;
+  double with = 1e9;
+  int turns = 0;
+  for (; turns < 12 && (turns < 3 || with > 1.1 * without); ++turns) {
+    without = std::min(without, InterTokenP99(*daemon));
+    SlowReaders slow(*daemon);
+    ASSERT_TRUE(
+        server::Eventually([&] { return daemon->Metric("augur_paused_requests") == kSlow; }));
+    with = std::min(with, InterTokenP99(*daemon));
+    EXPECT_EQ(daemon->Metric("augur_paused_requests"), kSlow);
+    slow.Cancel();
+    ASSERT_TRUE(server::Eventually([&] { return daemon->Metric("augur_running_requests") == 0; }));
+  }
+  std::printf("p99 between tokens: %.2f ms alone, %.2f ms beside %d that do not read, %d turns\n",
+              without, with, kSlow, turns);
+  EXPECT_LE(with, 1.1 * without);
+}
+
+double ResidentMiB(const DaemonProcess& daemon) {
+  std::ifstream status("/proc/" + std::to_string(daemon.pid()) + "/status");
+  for (std::string word; status >> word;) {
+    if (word == "VmRSS:") {
+      double kib = 0;
+      status >> kib;
+      return kib / 1024;
+    }
+  }
+  return -1;
+}
+
+TEST(SlowReaderTest, TwentyOfThemEndAndHoldABoundedMemory) {
+  const auto daemon = DaemonProcess::Start(
+      {"--set", "stream_buffer_messages=64", "--set", "slow_reader_timeout=2s"});
+  ASSERT_NE(daemon, nullptr);
+  InterTokenP99(*daemon);
+  const double before = ResidentMiB(*daemon);
+  SlowReaders slow(*daemon);
+  double most = 0;
+  EXPECT_TRUE(server::Eventually([&] {
+    most = std::max(most, ResidentMiB(*daemon));
+    return daemon->Metric("augur_engine_requests_total{outcome=\"slow_reader\"}") == kSlow;
+  }));
+  EXPECT_EQ(daemon->Metric("augur_kv_blocks{state=\"held\"}"), 0);
+  slow.Join();
+  for (const CallResult& result : slow.results()) {
+    EXPECT_EQ(result.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+        << result.Describe();
+    EXPECT_NE(result.status.error_message().find("slow_reader_timeout"), std::string::npos);
+    EXPECT_TRUE(result.faults.empty()) << result.Describe();
+  }
+  EXPECT_TRUE(server::Eventually([&] { return daemon->Metric("augur_open_streams") == 0; }));
+  std::printf("%.1f MiB before, %.1f MiB at most with %d that do not read\n", before, most, kSlow);
+  // KV of 20 x 250 tokens, and for each a connection, its buffer and gRPC's own.
+  EXPECT_LT(most - before, 48);
 }
 
 }  // namespace

@@ -276,6 +276,109 @@ TEST_F(EngineTest, DeadlinesEndARequestInTheQueueAndWhileItRuns) {
   EXPECT_EQ(SinkOf(*running).Wait().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
+// The core in virtual time, where a row takes 1,000 ns: how long after its deadline a request ends.
+class DeadlineTest : public testing::Test, public TokenOutput {
+ protected:
+  static constexpr int64_t kNsPerRow = 1000;
+  static constexpr int kPrompt = 900;
+  static constexpr int kTokens = 40;
+
+  void Post(std::vector<TokenEvent> events) override {
+    for (TokenEvent& event : events) {
+      if (event.kind == TokenEvent::Kind::kFinished || event.kind == TokenEvent::Kind::kFailed) {
+        ends_.push_back(event.status);
+      }
+    }
+  }
+  std::shared_ptr<Request> Make(int64_t deadline_ns) const {
+    auto request = std::make_shared<Request>();
+    request->prompt.assign(kPrompt, 7);
+    request->stopping = {
+        .max_tokens = kTokens, .stop = {}, .stop_token_ids = {}, .ignore_eos = true};
+    request->arrival_ns = clock_.NowNs();
+    request->deadline_ns = deadline_ns;
+    return request;
+  }
+
+  const EngineOptions options_{.max_context = 2048, .max_batch = 4, .max_batched_tokens = 256};
+  const memory::KvLayout layout_ = tests::RecordLayout(kShape);
+  tests::TestPools pools_{layout_, 40, 0, memory::StagingPages(layout_, {.max_rows = 256})};
+  memory::KvStore kv_{pools_.pools(), nullptr};
+  memory::FakeClock clock_;
+  RecordingRunner runner_{
+      {.limits = {.max_rows = 256, .max_segments = 4}}, &kv_, &clock_, kNsPerRow};
+  EngineStats stats_;
+  EngineCore core_{options_, {1}, &runner_, &kv_, this, &stats_, &clock_};
+  std::vector<absl::Status> ends_;
+};
+
+TEST_F(DeadlineTest, EndsAtMostAChunkOrAStepLate) {
+  const int64_t prefill_ns = kPrompt * kNsPerRow;
+  const int64_t whole_ns = prefill_ns + (kTokens - 1) * kNsPerRow;
+  int in_prefill = 0, in_decode = 0;
+  // A deadline in the very last step finds the answer whole.
+  for (int64_t limit_ns = 1; limit_ns < whole_ns - kNsPerRow; limit_ns += 997) {
+    const int64_t begin_ns = clock_.NowNs();
+    const uint64_t tokens = stats_.generated_tokens;
+    core_.Add(Make(begin_ns + limit_ns));
+    ends_.clear();
+    while (ends_.empty()) core_.Step();
+    ASSERT_EQ(ends_[0].code(), absl::StatusCode::kDeadlineExceeded);
+    const bool prefill = stats_.generated_tokens == tokens;
+    const int64_t late_ns = clock_.NowNs() - begin_ns - limit_ns;
+    ASSERT_LE(late_ns, (prefill || limit_ns <= prefill_ns ? 256 : 1) * kNsPerRow) << limit_ns;
+    ASSERT_EQ(kv_.frame_counts().held, 0);
+    ++(prefill ? in_prefill : in_decode);
+  }
+  EXPECT_GT(in_prefill, 600);
+  EXPECT_GT(in_decode, 35);
+}
+
+// Whose deadline passes in the queue is never admitted, however many there are.
+TEST_F(DeadlineTest, TenThousandThatPassedTakeNoBlock) {
+  for (int i = 0; i < 10'000; ++i) {
+    core_.Add(Make(clock_.NowNs() + memory::kNsPerMs));
+    clock_.Advance(i % 7 == 0 ? 2 * memory::kNsPerMs : memory::kNsPerMs);
+    core_.Step();
+    ASSERT_TRUE(core_.last_plan().admissions.empty());
+    ASSERT_EQ(kv_.frame_counts().held, 0);
+  }
+  EXPECT_TRUE(core_.idle());
+  ASSERT_EQ(ends_.size(), 10'000u);
+  for (const absl::Status& end : ends_) {
+    ASSERT_EQ(end.code(), absl::StatusCode::kDeadlineExceeded);
+  }
+  EXPECT_EQ(runner_.rows_run(), 0);
+}
+
+// The same through the threads, with a batch that is full: they wait, they end, nothing is left.
+TEST_F(EngineTest, TenThousandDeadlinesOfAMillisecondTakeNoBlock) {
+  EngineOptions options = SmallOptions();
+  options.max_batch = 1;
+  options.max_queued_requests = 10'000;
+  options.max_queued_tokens = int64_t{1} << 40;
+  Start(options);
+  auto blocker = Make(10, 50);
+  blocker->paused = true;
+  ASSERT_TRUE(engine_->Submit(blocker).ok());
+  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const int64_t held = engine_->stats().blocks_held.load();
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 10'000; ++i) {
+    requests.push_back(Make(600, 100));
+    requests.back()->deadline_ns = clock_.NowNs() + memory::kNsPerMs;
+    ASSERT_TRUE(engine_->Submit(requests.back()).ok());
+  }
+  for (const auto& request : requests) {
+    ASSERT_EQ(SinkOf(*request).Wait().code(), absl::StatusCode::kDeadlineExceeded);
+    ASSERT_EQ(SinkOf(*request).num_tokens, 0u);
+  }
+  EXPECT_EQ(engine_->stats().blocks_held.load(), held);
+  EXPECT_EQ(runner_->rows_run(), 10) << "the blocker's prompt alone";
+  blocker->cancelled = true;
+  engine_->Wake();
+}
+
 TEST_F(EngineTest, ASlowReaderIsCutOffAfterTheLimitAndItsNeighbourIsUnharmed) {
   EngineOptions options = SmallOptions();
   options.slow_reader_timeout_ns = 30 * memory::kNsPerMs;

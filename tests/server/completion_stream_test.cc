@@ -288,6 +288,24 @@ TEST_F(CompletionStreamTest, ADeadlineIsTheEnginesToEnd) {
   EXPECT_EQ(Ended(4), 1u);
 }
 
+TEST_F(CompletionStreamTest, TheDefaultDeadlineIsForThoseWhoSetNone) {
+  server_.SetDefaultDeadline(3600 * memory::kNsPerSecond);
+  for (const bool own : {false, true}) {
+    grpc::ClientContext context;
+    if (own) context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(2));
+    const auto reader = server_.stub->Complete(&context, TextRequest("abc"));
+    const auto submitted = engine_.Take();
+    const int64_t limit_ns = submitted->deadline_ns - submitted->arrival_ns;
+    if (own) {
+      EXPECT_GT(limit_ns, 7000 * memory::kNsPerSecond);
+    } else {
+      EXPECT_EQ(limit_ns, 3600 * memory::kNsPerSecond);
+    }
+    submitted->sink->OnError(absl::DeadlineExceededError("the deadline passed"));
+    EXPECT_EQ(ReadAll(reader.get()).status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+}
+
 TEST_F(CompletionStreamTest, AFullQueueTellsWhenToComeBack) {
   engine_.on_submit = [] { return absl::ResourceExhaustedError("the queue is full"); };
   grpc::ClientContext context;

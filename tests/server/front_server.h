@@ -72,6 +72,8 @@ class FrontServer {
   CompletionService& service() { return service_; }
   GrpcServer& server() { return *server_; }
   TextIntake& intake() { return *intake_; }
+  // Before the first call.
+  void SetDefaultDeadline(int64_t ns) { model_.default_deadline_ns = ns; }
   const FakeTokenizer& tokenizer() const { return tokenizer_; }
 
   // A connection of its own, whose window does not grow: a reader that stops is felt after 64 KiB.

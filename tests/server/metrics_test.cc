@@ -77,6 +77,14 @@ TEST_F(MetricsTest, RequestsByCodeAndReason) {
   Expect("augur_build_info{version=\"1.2.3\"} 1");
 }
 
+TEST_F(MetricsTest, OtherCallsByMethodAndCode) {
+  front_.CountUnary(UnaryMethod::kDetokenize, 3);
+  front_.CountUnary(UnaryMethod::kGetModel, 0);
+  Expect("augur_unary_calls_total{method=\"Tokenize\",code=\"OK\"} 0");
+  Expect("augur_unary_calls_total{method=\"Detokenize\",code=\"INVALID_ARGUMENT\"} 1");
+  Expect("augur_unary_calls_total{method=\"GetModel\",code=\"OK\"} 1");
+}
+
 TEST_F(MetricsTest, HistogramsAreCumulativeFromHalfAMillisecondToTheLongestPrefill) {
   stats_.first_token_seconds.Observe(0.0001);
   stats_.first_token_seconds.Observe(1e9);

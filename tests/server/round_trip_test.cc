@@ -154,6 +154,10 @@ TEST_F(RoundTripTest, TextBothWays) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
             "ids[4]: expected an id below the vocabulary size 258, found 258");
+  const auto& unary = server_.stats.unary;
+  EXPECT_EQ(unary[static_cast<size_t>(UnaryMethod::kTokenize)][0], 1u);
+  EXPECT_EQ(unary[static_cast<size_t>(UnaryMethod::kDetokenize)][0], 1u);
+  EXPECT_EQ(unary[static_cast<size_t>(UnaryMethod::kDetokenize)][3], 1u);
 }
 
 TEST_F(RoundTripTest, AnAnswerBeyondTheLimitIsRefused) {

@@ -66,13 +66,15 @@ TEST_F(ServerConfigTest, ReadsEveryKindOfValue) {
   const auto config = Load(
       "# a comment\n"
       "model: /models/x\ncontext: 4096\nkv_bytes: 1.5 GiB\nkv_dtype: bfloat16\nbatch: 64\n"
-      "slow_reader_timeout: 500ms\nprefix_cache: false\nlisten: \"[::1]:0\"\nlog_level: debug\n");
+      "slow_reader_timeout: 500ms\ndefault_deadline: 90s\nprefix_cache: false\nlisten: "
+      "\"[::1]:0\"\nlog_level: debug\n");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->context, 4096);
   EXPECT_EQ(config->kv_bytes, int64_t{3} << 29);
   EXPECT_EQ(config->kv_dtype, kernels::DType::kBF16);
   EXPECT_EQ(config->batch, 64);
   EXPECT_EQ(config->slow_reader_timeout_ns, 500'000'000);
+  EXPECT_EQ(config->default_deadline_ns, 90'000'000'000);
   EXPECT_FALSE(config->prefix_cache);
   EXPECT_EQ(config->listen, "[::1]:0");
   EXPECT_EQ(config->log_level, "debug");

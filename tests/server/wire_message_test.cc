@@ -66,6 +66,37 @@ TEST_F(WireMessageTest, TakesUnknownFieldsAndEmptyMessages) {
   EXPECT_EQ(ParseMessage(grpc::ByteBuffer(), &message).code(), absl::StatusCode::kCancelled);
 }
 
+std::string Repeated(const std::string& part, int64_t times) {
+  std::string all;
+  all.reserve(part.size() * times);
+  for (int64_t i = 0; i < times; ++i) all += part;
+  return all;
+}
+
+// Length-delimited, of a length that takes four bytes.
+std::string Field(char tag, const std::string& payload) {
+  const size_t size = payload.size();
+  std::string field(1, tag);
+  for (const int shift : {0, 7, 14}) field += static_cast<char>((size >> shift & 127) | 128);
+  return field + static_cast<char>(size >> 21) + payload;
+}
+
+TEST_F(WireMessageTest, CountsFieldsBeforeItParses) {
+  const std::string fields = "CompleteRequest: expected at most 1048576 fields, found more";
+  const std::string number("\x58\x01", 2);
+  const std::string empty_stop("\x1a\x00", 2);
+  const std::string group("\xa3\x06\xa4\x06");
+  EXPECT_EQ(ErrorOf(Repeated(number, kMaxMessageFields)), "");
+  EXPECT_EQ(ErrorOf(Repeated(number, kMaxMessageFields + 1)), fields);
+  EXPECT_EQ(ErrorOf(Field('\x32', Repeated(empty_stop, kMaxMessageFields - 1))), "");
+  EXPECT_EQ(ErrorOf(Field('\x32', Repeated(empty_stop, kMaxMessageFields))), fields);
+  EXPECT_EQ(ErrorOf(Repeated(group, kMaxMessageFields / 2)), "");
+  EXPECT_EQ(ErrorOf(Repeated(group, kMaxMessageFields / 2 + 1)), fields);
+  EXPECT_EQ(ErrorOf(Field('\x22', Field('\x0a', std::string(kMaxPackedNumbers, '\x05')))), "");
+  EXPECT_EQ(ErrorOf(Field('\x22', Field('\x0a', std::string(kMaxPackedNumbers + 1, '\x05')))),
+            "CompleteRequest: expected at most 4194304 numbers in packed fields, found more");
+}
+
 TEST_F(WireMessageTest, RoundTripsLargeMessages) {
   v1::CompleteRequest message;
   message.set_text(std::string(3 << 20, 'x'));
