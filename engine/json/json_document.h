@@ -2,7 +2,7 @@
 // headers, tokenizer.json): nlohmann's parser says what is JSON, its values land in a flat table of
 // 16 bytes a value. What somebody else wrote may be anything, so everything is bounded:
 //   nesting          64 levels
-//   memory           at most 10 times the text (`0,` is the densest), the text itself included
+//   memory           at most 13 times the text, the text itself included (hostile_files_test)
 //   names            each once in an object: which of two counts, readers do not agree on
 //
 // Thread: immutable once parsed, any thread. Ownership: a JsonNode is a view; its document outlives

@@ -6,6 +6,11 @@
 #include "absl/strings/str_cat.h"
 
 namespace augur::engine {
+namespace {
+
+constexpr uint32_t kMaxListed = 1024;
+
+}  // namespace
 
 absl::StatusOr<JsonDocument> ReadJsonObject(const std::string& path, int64_t max_bytes) {
   absl::StatusOr<JsonDocument> document = JsonDocument::Read(path, max_bytes);
@@ -81,14 +86,15 @@ absl::StatusOr<std::vector<int64_t>> JsonFields::IntOrList(const std::string& ke
     numbers.push_back(item.integer());
     return numbers.back() >= least && numbers.back() <= most;
   };
-  bool right = true;
-  if (value->is_array()) {
+  bool right = value->size() <= kMaxListed;
+  if (right && value->is_array()) {
     for (const auto& [index, item] : *value) right = right && add(item);
-  } else {
+  } else if (right) {
     right = add(*value);
   }
   if (right) return numbers;
-  return Error(key, absl::StrCat("an integer from ", least, " to ", most, " or a list of them"));
+  return Error(key, absl::StrCat("an integer from ", least, " to ", most, " or a list of at most ",
+                                 kMaxListed));
 }
 
 }  // namespace augur::engine

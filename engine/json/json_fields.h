@@ -39,7 +39,7 @@ class JsonFields {
   absl::StatusOr<bool> Bool(const std::string& key, bool absent) const;
   absl::StatusOr<std::string> String(const std::string& key,
                                      std::optional<std::string> absent) const;
-  // One integer or a list of them; absent: empty.
+  // One integer or a list of at most 1,024; absent: empty.
   absl::StatusOr<std::vector<int64_t>> IntOrList(const std::string& key, int64_t least,
                                                  int64_t most) const;
 

@@ -6,13 +6,34 @@
 #include "absl/strings/str_cat.h"
 
 namespace augur::engine {
+namespace {
+
+constexpr size_t kMaxMessageBytes = 600;
+
+// Keys and patterns of a hostile file are part of what is said of it.
+std::string OneShortLine(std::string message) {
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  }
+  if (message.size() <= kMaxMessageBytes) return message;
+  size_t end = kMaxMessageBytes;
+  while ((static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;
+  message.resize(end);
+  return message + "...";
+}
+
+}  // namespace
 
 void JsonErrors::Invalid(const std::string& message) {
-  if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(file_, ": ", message));
+  if (status_.ok()) {
+    status_ = absl::InvalidArgumentError(absl::StrCat(file_, ": ", OneShortLine(message)));
+  }
 }
 
 void JsonErrors::Unsupported(const std::string& message) {
-  if (status_.ok()) status_ = absl::UnimplementedError(absl::StrCat(file_, ": ", message));
+  if (status_.ok()) {
+    status_ = absl::UnimplementedError(absl::StrCat(file_, ": ", OneShortLine(message)));
+  }
 }
 
 JsonValue::JsonValue(JsonNode node, std::string key, JsonErrors* errors)

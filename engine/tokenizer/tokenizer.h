@@ -56,5 +56,8 @@ class Tokenizer {
 
 // Reads tokenizer.json. Anything in the pipeline that is not supported is an error by name.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& tokenizer_json_path);
+// The same of text in memory; `name` stands for the file in messages.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(const std::string& name,
+                                                          std::string_view json);
 
 }  // namespace augur::engine

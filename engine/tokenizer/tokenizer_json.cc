@@ -27,6 +27,7 @@ constexpr size_t kMaxTemplate = 64;  // elements of a template, ids on one side 
 // character; more would let a small file take any amount of memory.
 constexpr size_t kMaxGrowth = 8;
 constexpr size_t kMaxPrependBytes = 256;
+constexpr size_t kMaxPatternBytes = 32 << 10;
 constexpr int64_t kMaxFileBytes = 256 << 20;
 
 // Calls `read` with every step of a section: none for null, the elements of a Sequence (named
@@ -246,6 +247,10 @@ std::unique_ptr<PreTokenizerStep> TokenizerJson::ReadSplitStep(const JsonValue& 
   const bool literal = pattern["Regex"].absent_or_null();
   const JsonValue source = pattern[literal ? "String" : "Regex"];
   std::string expression = source.String();
+  if (expression.size() > kMaxPatternBytes) {
+    source.Unsupported(absl::StrCat("at most ", kMaxPatternBytes, " bytes"));
+    return nullptr;
+  }
   if (literal) expression = EscapeForRegex(expression);
   const bool invert = step["invert"].BoolOr(false);
   const auto behavior = kBehaviors.find(step["behavior"].String());
@@ -539,16 +544,25 @@ std::unique_ptr<Tokenizer> TokenizerJson::Build() {
       std::move(post_processor), std::move(decoder), std::move(tokens), std::move(special)});
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& tokenizer_json_path) {
-  const absl::StatusOr<JsonDocument> document =
-      JsonDocument::Read(tokenizer_json_path, kMaxFileBytes);
+absl::StatusOr<std::unique_ptr<Tokenizer>> BuildTokenizer(
+    const std::string& name, const absl::StatusOr<JsonDocument>& document) {
   if (!document.ok()) return document.status();
-  JsonErrors errors(tokenizer_json_path);
+  JsonErrors errors(name);
   std::unique_ptr<Tokenizer> tokenizer = TokenizerJson(document->root(), &errors).Build();
   if (!errors.ok()) return errors.status();
   return tokenizer;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& tokenizer_json_path) {
+  return BuildTokenizer(tokenizer_json_path,
+                        JsonDocument::Read(tokenizer_json_path, kMaxFileBytes));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(const std::string& name,
+                                                          std::string_view json) {
+  return BuildTokenizer(name, JsonDocument::Parse(name, json));
 }
 
 }  // namespace augur::engine

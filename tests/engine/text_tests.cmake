@@ -11,3 +11,7 @@ augur_test(incremental_decoder_test LABEL core SINGLE_THREADED
   SOURCES ${text_tests}/incremental_decoder_test.cc
   LIBS augur_engine nlohmann_json::nlohmann_json)
 augur_test(stop_matcher_test LABEL core SINGLE_THREADED SOURCES ${text_tests}/stop_matcher_test.cc LIBS augur_engine)
+augur_test(hostile_files_test LABEL core SINGLE_THREADED
+  SOURCES ${text_tests}/hostile_files_test.cc ${text_tests}/../support/allocation_count.cc
+          ${text_tests}/../support/checkpoint_writer.cc
+  LIBS augur_engine nlohmann_json::nlohmann_json)
