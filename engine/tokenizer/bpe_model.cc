@@ -2,22 +2,19 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/json/json_document.h"
 #include "engine/tokenizer/utf8.h"
+#include "kernels/check.h"
 
 namespace augur::engine {
 namespace {
 
 uint64_t PairOf(TokenId left, TokenId right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
-}
-
-// Order of the heap: the lowest rank first, of equals the leftmost.
-bool ComesLater(const BpeModel::Scratch::Candidate& a, const BpeModel::Scratch::Candidate& b) {
-  return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
 }
 
 }  // namespace
@@ -67,7 +64,8 @@ absl::Status BpeModel::AddMerge(std::string_view left, std::string_view right) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected tokens of model.vocab, found ", ShownText(texts[i])));
   }
-  merges_.Insert(ids[0], ids[1], {next_rank_++, ids[2]});
+  merges_.Insert(ids[0], ids[1], {static_cast<int32_t>(results_.size()), ids[2]});
+  results_.push_back(ids[2]);
   return absl::OkStatus();
 }
 
@@ -128,50 +126,62 @@ void BpeModel::SplitIntoSymbols(std::string_view piece, Scratch* scratch) const 
     unknown_pending = true;
   }
   if (unknown_pending) scratch->symbols.push_back({unknown_id_, 0, 0});
-  const int64_t count = static_cast<int64_t>(scratch->symbols.size());
-  for (int64_t i = 0; i < count; ++i) {
+  const int32_t count = static_cast<int32_t>(scratch->symbols.size());
+  for (int32_t i = 0; i < count; ++i) {
     scratch->symbols[static_cast<size_t>(i)].previous = i - 1;
     scratch->symbols[static_cast<size_t>(i)].next = i + 1 < count ? i + 1 : -1;
   }
 }
 
-// Puts the merge of the symbol at `at` with its right neighbour on the heap, if there is one.
-void BpeModel::OfferMerge(int64_t at, Scratch* scratch) const {
-  if (at < 0) return;
-  const Scratch::Symbol& left = scratch->symbols[static_cast<size_t>(at)];
-  if (left.next < 0) return;
+bool BpeModel::FindMerge(int32_t at, const Scratch& scratch, uint64_t* offer) const {
+  if (at < 0) return false;
+  const Scratch::Symbol& left = scratch.symbols[static_cast<size_t>(at)];
+  if (left.next < 0) return false;
   const MergeTable::Merge merge =
-      merges_.Find(left.id, scratch->symbols[static_cast<size_t>(left.next)].id);
-  if (merge.rank < 0) return;
-  scratch->heap.push_back({merge.rank, merge.result, at});
-  std::push_heap(scratch->heap.begin(), scratch->heap.end(), ComesLater);
+      merges_.Find(left.id, scratch.symbols[static_cast<size_t>(left.next)].id);
+  *offer =
+      (static_cast<uint64_t>(static_cast<uint32_t>(merge.rank)) << 32) | static_cast<uint32_t>(at);
+  return merge.rank >= 0;
+}
+
+void BpeModel::OfferMerge(int32_t at, Scratch* scratch) const {
+  uint64_t offer = 0;
+  if (!FindMerge(at, *scratch, &offer)) return;
+  scratch->heap.push_back(offer);
+  std::push_heap(scratch->heap.begin(), scratch->heap.end(), std::greater<>());
 }
 
 void BpeModel::MergeSymbols(Scratch* scratch) const {
   auto& symbols = scratch->symbols;
   auto& heap = scratch->heap;
   heap.clear();
-  for (size_t i = 0; i < symbols.size(); ++i) OfferMerge(static_cast<int64_t>(i), scratch);
+  uint64_t offer = 0;
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    if (FindMerge(static_cast<int32_t>(i), *scratch, &offer)) heap.push_back(offer);
+  }
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
   while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), ComesLater);
-    const Scratch::Candidate best = heap.back();
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const int32_t at = static_cast<int32_t>(heap.back() & 0xFFFFFFFFu);
+    const TokenId result = results_[heap.back() >> 32];
     heap.pop_back();
-    Scratch::Symbol& left = symbols[static_cast<size_t>(best.at)];
+    Scratch::Symbol& left = symbols[static_cast<size_t>(at)];
     if (left.id < 0 || left.next < 0) continue;
     Scratch::Symbol& right = symbols[static_cast<size_t>(left.next)];
     // A neighbour may have changed since the merge was offered.
-    if (merges_.Find(left.id, right.id).result != best.result) continue;
-    left.id = best.result;
+    if (merges_.Find(left.id, right.id).result != result) continue;
+    left.id = result;
     right.id = -1;
     left.next = right.next;
-    if (left.next >= 0) symbols[static_cast<size_t>(left.next)].previous = best.at;
+    if (left.next >= 0) symbols[static_cast<size_t>(left.next)].previous = at;
     OfferMerge(left.previous, scratch);
-    OfferMerge(best.at, scratch);
+    OfferMerge(at, scratch);
   }
 }
 
 void BpeModel::Encode(std::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const {
   if (piece.empty()) return;
+  AUGUR_CHECK(piece.size() <= INT32_MAX);
   if (options_.ignore_merges) {
     if (const TokenId whole = vocabulary_.Find(piece); whole >= 0) {
       ids->push_back(whole);
@@ -181,7 +191,7 @@ void BpeModel::Encode(std::string_view piece, Scratch* scratch, std::vector<Toke
   SplitIntoSymbols(piece, scratch);
   MergeSymbols(scratch);
   if (scratch->symbols.empty()) return;
-  for (int64_t at = 0; at >= 0; at = scratch->symbols[static_cast<size_t>(at)].next) {
+  for (int32_t at = 0; at >= 0; at = scratch->symbols[static_cast<size_t>(at)].next) {
     ids->push_back(scratch->symbols[static_cast<size_t>(at)].id);
   }
 }

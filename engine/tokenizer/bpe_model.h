@@ -69,19 +69,16 @@ class BpeModel {
   struct Scratch {
     struct Symbol {
       TokenId id;  // -1: merged into its left neighbour
-      int64_t previous;
-      int64_t next;
-    };
-    struct Candidate {
-      int32_t rank;
-      TokenId result;
-      int64_t at;
+      int32_t previous;
+      int32_t next;
     };
     std::vector<Symbol> symbols;
-    std::vector<Candidate> heap;
+    // Merges on offer, (rank << 32 | place of the left symbol), the least first: a whole text may
+    // be one piece, and what is small stays in the cache.
+    std::vector<uint64_t> heap;
   };
 
-  // Appends the ids of one piece (valid UTF-8).
+  // Appends the ids of one piece (valid UTF-8, less than 2 GiB).
   void Encode(std::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const;
 
  private:
@@ -91,12 +88,14 @@ class BpeModel {
   TokenId FindCharacter(std::string_view character, char32_t code_point) const;
   void SplitIntoSymbols(std::string_view piece, Scratch* scratch) const;
   bool AppendByteTokens(std::string_view character, Scratch* scratch) const;
-  void OfferMerge(int64_t at, Scratch* scratch) const;
+  // The merge of the symbol at `at` with its right neighbour; false: there is none.
+  bool FindMerge(int32_t at, const Scratch& scratch, uint64_t* offer) const;
+  void OfferMerge(int32_t at, Scratch* scratch) const;
   void MergeSymbols(Scratch* scratch) const;
 
   TokenTable vocabulary_;
   MergeTable merges_;
-  int32_t next_rank_ = 0;
+  std::vector<TokenId> results_;  // by rank
   BpeOptions options_;
   TokenId unknown_id_ = -1;
   std::array<TokenId, 0x800> short_characters_;  // ids of one- and two-byte characters, -1: none

@@ -7,6 +7,9 @@ augur_test(tokenizer_test LABEL core SINGLE_THREADED
 augur_test(tokenizer_speed_test LABEL core TIMEOUT 300 SINGLE_THREADED
   SOURCES ${text_tests}/tokenizer_speed_test.cc
   LIBS augur_engine nlohmann_json::nlohmann_json)
+if(TEST tokenizer_speed_test)
+  set_tests_properties(tokenizer_speed_test PROPERTIES RUN_SERIAL TRUE)  # it compares times
+endif()
 augur_test(incremental_decoder_test LABEL core SINGLE_THREADED
   SOURCES ${text_tests}/incremental_decoder_test.cc
   LIBS augur_engine nlohmann_json::nlohmann_json)

@@ -3,10 +3,13 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <random>
 #include <utility>
 #include <vector>
 
+#include "engine/tokenizer/utf8.h"
 #include "tests/engine/tokenizer_fixture.h"
+#include "tests/kernels/kernel_test_data.h"
 
 namespace augur::engine {
 namespace {
@@ -19,14 +22,11 @@ double CpuSeconds() {
 }
 
 double SecondsToEncode(const Tokenizer& tokenizer, const std::string& text) {
-  double best = 1e9;
-  for (int run = 0; run < 3; ++run) {
-    const double begin = CpuSeconds();
-    const std::vector<TokenId> ids = tokenizer.Encode(text, {});
-    best = std::min(best, CpuSeconds() - begin);
-    EXPECT_FALSE(ids.empty());
-  }
-  return best;
+  const double begin = CpuSeconds();
+  const std::vector<TokenId> ids = tokenizer.Encode(text, {});
+  const double seconds = CpuSeconds() - begin;
+  EXPECT_FALSE(ids.empty());
+  return seconds;
 }
 
 std::string Repeated(const std::string& unit, size_t bytes) {
@@ -46,49 +46,69 @@ std::string LongWord(size_t bytes) {
   return text;
 }
 
+// Any characters: of one to four bytes, most of them in no vocabulary.
+std::string RandomUtf8(size_t bytes) {
+  constexpr char32_t kEnds[] = {0x80, 0x800, 0xD800, 0x20000};
+  std::mt19937 random(7);
+  std::string text;
+  while (text.size() < bytes) AppendUtf8(random() % kEnds[random() % std::size(kEnds)], &text);
+  return text;
+}
+
 std::vector<std::pair<std::string, std::string>> Texts(size_t bytes) {
   return {{"one letter", std::string(bytes, 'a')},
           {"spaces", std::string(bytes, ' ')},
           {"spaces, then a letter", std::string(bytes, ' ') + "x"},
-          {"line feeds", std::string(bytes, '\n')},
           {"spaces and line feeds", Repeated(" \n", bytes)},
           {"digits", Repeated("1234567890", bytes)},
-          {"punctuation", std::string(bytes, '(')},
           {"one word", LongWord(bytes)},
-          {"prose", Repeated("The quick brown fox can't jump over 13 lazy dogs.\n", bytes)},
+          {"random UTF-8", RandomUtf8(bytes)},
+          {"emoji", Repeated("\U0001F642\U0001F469\u200D\U0001F469\U0001F1E9\U0001F1EA", bytes)},
           {"combining marks", "a" + Repeated("\u0301\u0323", bytes)},
-          {"ideographs", Repeated("\u4E2D\u6587", bytes)},
-          {"special tokens", Repeated("<|im_end|>", bytes)},
           {"almost special tokens", Repeated("<|im_en", bytes)}};
 }
 
-class Speed : public testing::TestWithParam<std::string> {};
+// "golden_qwen2", "trained_llama2" and the like; '_' in a trained one's name stands for '-'.
+class Speed : public testing::TestWithParam<std::string> {
+ protected:
+  static std::unique_ptr<Tokenizer> Load() {
+    const std::string& name = GetParam();
+    if (name.starts_with("trained_")) return LoadTrained(name.substr(8));
+    return MustLoad(GoldenTokenizerPath(name.substr(7)));
+  }
+};
 
 TEST_P(Speed, TimeIsLinear) {
-  const auto tokenizer =
-      MustLoad(GetParam() == "demo" ? DemoTokenizerPath() : GoldenTokenizerPath(GetParam()));
+  const auto tokenizer = Load();
   ASSERT_NE(tokenizer, nullptr);
-  constexpr size_t kSmallBytes = 32 << 10;
-  constexpr size_t kLargeBytes = 256 << 10;
+  constexpr size_t kSmallBytes = 64 << 10;
+  // A sanitizer takes ten times as long, and its shadow memory grows with everything.
+  constexpr size_t kLargeBytes = kernels::kSanitized ? 256 << 10 : 1 << 20;
   const auto small = Texts(kSmallBytes);
   const auto large = Texts(kLargeBytes);
   for (size_t i = 0; i < small.size(); ++i) {
-    const double short_s = SecondsToEncode(*tokenizer, small[i].second);
-    const double long_s = SecondsToEncode(*tokenizer, large[i].second);
-    const double exponent =
-        std::log(long_s / short_s) / std::log(double{kLargeBytes} / kSmallBytes);
-    std::printf("%-8s %-24s %8.2f ms per MB, exponent %.2f\n", GetParam().c_str(),
-                large[i].first.c_str(), long_s * 1e3 * (1 << 20) / kLargeBytes, exponent);
-    // n log n and colder caches measure 1.0 to 1.3, a square 2. In a few milliseconds noise
-    // decides.
-    if (long_s > 0.02) {
-      EXPECT_LT(exponent, 1.6) << large[i].first;
+    // The first run warms up. What a busy machine makes slow is slow once and not eight times.
+    double short_s = SecondsToEncode(*tokenizer, small[i].second);
+    double long_s = 1e9;
+    double exponent = 9;
+    for (int run = 0; run < 8 && (run == 0 || exponent > 1.2); ++run) {
+      for (int k = 0; k < 4; ++k) {
+        short_s = std::min(short_s, SecondsToEncode(*tokenizer, small[i].second));
+      }
+      long_s = std::min(long_s, SecondsToEncode(*tokenizer, large[i].second));
+      exponent = std::log(long_s / short_s) / std::log(double{kLargeBytes} / kSmallBytes);
     }
-    EXPECT_LT(long_s, 4.0) << large[i].first;  // 0.2 s are needed; sanitizers are slow
+    std::printf("%-24s %-24s %6.0f ms, exponent %.2f\n", GetParam().c_str(), large[i].first.c_str(),
+                long_s * 1e3, exponent);
+    EXPECT_LE(exponent, kernels::kSanitized ? 1.6 : 1.2) << large[i].first;
+    EXPECT_LT(long_s, 2.0) << large[i].first;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pipelines, Speed, testing::Values("demo", "qwen2"),
+// Byte-level with a published expression; whole texts as one word; words of Metaspace.
+INSTANTIATE_TEST_SUITE_P(Pipelines, Speed,
+                         testing::Values("golden_qwen2", "golden_llama2", "trained_o200k",
+                                         "trained_metaspace_first"),
                          [](const auto& named) { return named.param; });
 
 }  // namespace

@@ -59,8 +59,9 @@ const std::vector<Subject>& Subjects() {
 }  // namespace
 
 bool RunTarget(std::string_view input) {
+  const std::vector<Subject>& subjects = Subjects();
   if (input.empty()) return false;
-  const Subject& subject = Subjects()[static_cast<uint8_t>(input[0]) % Subjects().size()];
+  const Subject& subject = subjects[static_cast<uint8_t>(input[0]) % subjects.size()];
   const engine::Tokenizer& tokenizer = *subject.tokenizer;
   const std::string_view text = input.substr(1);
   std::string repaired;
