@@ -139,6 +139,32 @@ class StartupTest(unittest.TestCase):
         weights.write_bytes(data[:-1000])
         self.refused(self.start(model=str(model)), 2, "model.safetensors")
 
+    def test_hostile_files(self):
+        """One line each, status 2, at once: the library's tests have the rest."""
+        model = self.copy_model()
+        header = b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        tokenizer["model"]["vocab"]["line\nbreak"] = 1
+        for name, data, *words in [
+                ("config.json", b"[" * 1000000, "nested deeper than 64"),
+                ("config.json", b'{"model_type":"llama","model_type":"llama"}', "model_type", "twice"),
+                ("config.json", b"[" + b"0," * 2000000 + b"0]", "a JSON object"),
+                ("model.safetensors", (2**62).to_bytes(8, "little") + header, "header length"),
+                ("model.safetensors", len(header).to_bytes(8, "little") + header, "too large"),
+                ("model.safetensors.index.json", b'{"weight_map":{"a":"../../secret"}}', "same folder"),
+                ("tokenizer.json", json.dumps(tokenizer).encode(), "line\\nbreak", "id of its own"),
+                ("tokenizer.json", b'{"model":{"vocab":{"a":0,"b":4000000}}}', "model.vocab", "4000000"),
+                ("tokenizer.json", (model / "tokenizer.json").read_bytes()[:4096], "not valid JSON")]:
+            with self.subTest(name=name, words=words):
+                path = model / name
+                before = path.read_bytes() if path.exists() else None
+                path.unlink(missing_ok=True)
+                path.write_bytes(data)
+                self.refused(self.start(model=str(model)), 2, name, *words)
+                path.unlink()
+                if before is not None:
+                    path.write_bytes(before)
+
     def test_without_a_tokenizer_it_serves_ids(self):
         model = self.copy_model()
         (model / "tokenizer.json").unlink()
