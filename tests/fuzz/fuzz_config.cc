@@ -1,4 +1,7 @@
 // config.json: whatever it says, a checked struct or one line.
+#include <cmath>
+#include <vector>
+
 #include "engine/model/model_config.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
@@ -22,7 +25,17 @@ bool RunTarget(std::string_view input) {
   FUZZ_REQUIRE(config->num_q_heads % config->num_kv_heads == 0);
   FUZZ_REQUIRE(config->head_dim % 2 == 0);
   FUZZ_REQUIRE(int64_t{config->num_q_heads} * config->head_dim <= 1 << 24);
-  FUZZ_REQUIRE(config->rms_norm_epsilon >= 0 && config->rope_theta > 0);
+  FUZZ_REQUIRE(config->rms_norm_epsilon > 0);
+  for (const float scale :
+       {config->attention_scale(), config->embedding_scale(), config->stream_epsilon()}) {
+    FUZZ_REQUIRE(!std::isnan(scale));
+  }
+  for (const int variant : {0, 1}) {
+    const std::vector<double> frequencies =
+        engine::InverseFrequencies(config->rope, config->head_dim, variant);
+    FUZZ_REQUIRE(frequencies.size() == static_cast<size_t>(config->head_dim / 2));
+    for (const double frequency : frequencies) FUZZ_REQUIRE(!std::isnan(frequency));
+  }
   for (const engine::TokenId id : config->eos_token_ids) {
     FUZZ_REQUIRE(id >= 0 && id < config->vocab_size);
   }

@@ -93,12 +93,12 @@ def checkpoint_seeds():
 
 def config_seeds():
     base = json.loads((ROOT / "tests/golden/models/llama/config.json").read_text())
-    seeds = {"ok-llama": compact(base),
-             "ok-v5": (ROOT / "tests/golden/models/llama/config.v5.json").read_text(),
-             "ok-sparse": compact({**base, "sparse_config": {"kernel_size": 32, "kernel_stride": 16, "init_blocks": 1,
+    seeds = {"ok-sparse": compact({**base, "sparse_config": {"kernel_size": 32, "kernel_stride": 16, "init_blocks": 1,
                                                             "block_size": 64, "window_size": 2048, "topk": 64,
                                                             "use_nope": False, "dense_len": 8192}}),
              "ok-eos-list": compact({**base, "eos_token_id": [1, 2]})}
+    for path in sorted((ROOT / "tests/golden/models").glob("*/config*.json")):
+        seeds[f"ok-{path.parent.name}-{path.stem}"] = path.read_text()
     wrong = {"model_type": ["gpt9", 7, None], "vocab_size": [0, -1, 2**31, 2**63, 2**64, 1e9, "384", []],
              "hidden_size": [0, -64, 2**40], "num_attention_heads": [0, -8, 7, 2**24], "num_key_value_heads": [3, 0, -2],
              "head_dim": [-2, 7, 300], "num_hidden_layers": [0, -1, 2**40], "max_position_embeddings": [0, -1, 2**50],
