@@ -153,7 +153,7 @@ class StartupTest(unittest.TestCase):
                 ("model.safetensors", len(header).to_bytes(8, "little") + header, "too large"),
                 ("model.safetensors.index.json", b'{"weight_map":{"a":"../../secret"}}', "same folder"),
                 ("tokenizer.json", json.dumps(tokenizer).encode(), "line\\nbreak", "id of its own"),
-                ("tokenizer.json", b'{"model":{"vocab":{"a":0,"b":4000000}}}', "model.vocab", "4000000"),
+                ("tokenizer.json", b'{"decoder":{"type":"ByteLevel"},"model":{"vocab":{"a":0,"b":4000000}}}', "model.vocab", "4000000"),
                 ("tokenizer.json", (model / "tokenizer.json").read_bytes()[:4096], "not valid JSON")]:
             with self.subTest(name=name, words=words):
                 path = model / name

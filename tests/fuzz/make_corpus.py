@@ -103,7 +103,7 @@ def config_seeds():
              "hidden_size": [0, -64, 2**40], "num_attention_heads": [0, -8, 7, 2**24], "num_key_value_heads": [3, 0, -2],
              "head_dim": [-2, 7, 300], "num_hidden_layers": [0, -1, 2**40], "max_position_embeddings": [0, -1, 2**50],
              "rms_norm_eps": [0, -1, "1e-6"], "rope_theta": [0, -1], "eos_token_id": [384, -1, [2**40], "2", 2**64 - 1],
-             "hidden_act": ["gelu", 3], "quantization_config": [{}], "tie_word_embeddings": ["no", 1],
+             "hidden_act": ["gelu", 3], "quantization_config": [{"bits": 4}], "tie_word_embeddings": ["no", 1],
              "rope_scaling": [{"rope_type": "unheard"}, {"rope_type": 3}]}
     for key, values in wrong.items():
         for i, value in enumerate(values):
