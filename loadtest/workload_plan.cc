@@ -213,7 +213,7 @@ StagePlan PlanClosedStage(const WorkloadSpec& workload, uint32_t concurrency, in
 StagePlan PlanOpenStage(const WorkloadSpec& workload, const ArrivalSpec& arrivals,
                         uint32_t max_in_flight, uint64_t seed, uint32_t number) {
   StagePlan plan;
-  plan.name = absl::StrFormat("%s %g/s", ArrivalName(arrivals.kind), arrivals.rate);
+  plan.name = absl::StrFormat("%s %.4g/s", ArrivalName(arrivals.kind), arrivals.rate);
   plan.number = number;
   plan.open_loop = true;
   plan.max_in_flight = max_in_flight;
