@@ -12,6 +12,7 @@
 #include "loadtest/attention_policies.h"
 #include "loadtest/completion_client.h"
 #include "loadtest/evaluation.h"
+#include "loadtest/evaluation_picture.h"
 #include "loadtest/evaluation_report.h"
 #include "loadtest/exit_status.h"
 #include "loadtest/metrics_scrape.h"
@@ -38,6 +39,7 @@ struct EvalFlags {
   int64_t max_tokens = 16;
   std::string placement = "sentence";
   std::string json;
+  std::string svg;
   std::string training_text;
   std::string sweep;  // read before the others (sweep_file.h)
 };
@@ -134,6 +136,8 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "Ask nothing: write each document with its questions and answers\nbehind it, a "
                   "line each, for augur-train-forecast --data")
       ->type_name("FILE.jsonl");
+  app->add_option("--svg", flags->svg, "Draw accuracy over the KV that budgets read to this file")
+      ->type_name("FILE");
   app->add_option("--json", flags->json, "Write every question and answer to this file")
       ->type_name("FILE");
   app->footer(
@@ -279,6 +283,9 @@ int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient*
     written = WriteFile("--json", flags.json, ReportJson(flags.options, documents, evaluation),
                         std::ios::trunc) &&
               written;
+  }
+  if (!flags.svg.empty()) {
+    written = WriteFile("--svg", flags.svg, ReportSvg(evaluation), std::ios::trunc) && written;
   }
   if (signals.stopped()) return kExitInterrupted;
   if (!asked.ok()) return FailCall(asked);

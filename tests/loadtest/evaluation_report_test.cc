@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "loadtest/attention_policies.h"
+#include "loadtest/evaluation_picture.h"
 #include "loadtest/report_table.h"
 #include "loadtest/sweep_file.h"
 #include "nlohmann/json.hpp"
@@ -162,6 +163,19 @@ TEST(Report, LengthsStandApart) {
   EXPECT_NE(text.find("dense, 8000 tokens"), std::string::npos) << text;
   EXPECT_NE(text.find("sparse, 2000 tokens  4  0.000"), std::string::npos) << text;
   EXPECT_NE(text.find("  +0.000  "), std::string::npos) << text;
+}
+
+TEST(ReportSvg, ALineForEachPolicyAndAPointForEachBudget) {
+  Evaluation evaluation = TwoRuns();
+  evaluation.runs[1].variant.top_k_blocks = 25;
+  evaluation.runs.push_back(evaluation.runs[1]);
+  evaluation.runs[2].variant.top_k_blocks = 50;
+  const std::string svg = ReportSvg(evaluation);
+  EXPECT_EQ(svg.find("<svg"), 0u);
+  EXPECT_NE(svg.find(">cities<"), std::string::npos);
+  EXPECT_NE(svg.find("sparse 25 blocks: 0.500 (0.150 to 0.850) of 4"), std::string::npos) << svg;
+  EXPECT_NE(svg.find("sparse 50 blocks"), std::string::npos);
+  EXPECT_NE(svg.find("dense: 0.750"), std::string::npos);
 }
 
 TEST(SweepFile, KeysAreOptions) {
