@@ -57,6 +57,8 @@ def checkpoint_seeds():
     bad("big-extent", a=tensor("F32", [2**64 - 2, 3], 0, 24))
     bad("product-wraps", a=tensor("F32", [2**62, 2, 2, 2], 0, 24))
     bad("product-wraps-to-24", a=tensor("F32", [2**61 + 2, 3, 1], 0, 24))
+    bad("product-is-2-to-64", a=tensor("F32", [2**62], 0, 0), b=tensor("BF16", [4], 0, 8), data_bytes=8)
+    bad("product-is-24-more", a=tensor("F32", [2**62 + 6], 0, 24))
     bad("rank", a=tensor("F32", [2, 3, 1, 1, 1, 1, 1, 1, 1], 0, 24))
     bad("three-offsets", a={**two["a"], "data_offsets": [0, 24, 24]})
     bad("one-offset", a={**two["a"], "data_offsets": 24})
@@ -81,6 +83,7 @@ def checkpoint_seeds():
     index = {"metadata": {"total_size": 8}, "weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
     seeds["ok-index"] = "i" + compact(index)
     for name, changes in {"missing-tensor": {"x": "a.safetensors"}, "wrong-shard": {"w": "b.safetensors"},
+                          "swapped-shards": {"w": "b.safetensors", "v": "a.safetensors"},
                           "missing-shard": {"x": "c.safetensors"}, "path": {"w": "../a.safetensors"},
                           "folder": {"w": ""}, "dot": {"w": "."}, "number": {"w": 1}, "nul": {"w": "a.safetensors\0"},
                           "itself": {"w": "model.safetensors.index.json"}}.items():
@@ -177,7 +180,7 @@ def tokenizer_seeds():
     wrong = {
         "no-model": (["model"], None), "unigram": (["model", "type"], "Unigram"), "no-tokens": (["model", "vocab"], {}),
         "id-twice": (["model", "vocab"], {**small["model"]["vocab"], "zz": 0}),
-        "negative-id": (["model", "vocab", "zz"], -1), "hole": (["model", "vocab", "zz"], 4000000),
+        "id-twice-of-a-byte": (["model", "vocab"], {**small["model"]["vocab"], "zz": 10}), "negative-id": (["model", "vocab", "zz"], -1), "hole": (["model", "vocab", "zz"], 4000000),
         "big-id": (["model", "vocab", "zz"], 2**31), "float-id": (["model", "vocab", "zz"], 15.0),
         "id-64": (["model", "vocab", "zz"], 2**32), "merge-unknown": (["model", "merges", 0], ["a", "zz"]),
         "merge-result": (["model", "merges", 0], ["b", "a"]), "merge-one": (["model", "merges", 0], ["a"]),
@@ -202,11 +205,14 @@ def tokenizer_seeds():
         "sequence-in-sequence": (["pre_tokenizer"], sequence), "steps": (["normalizer", "normalizers"], [{"type": "NFC"}] * 100),
         "growth": (["normalizer", "normalizers"], [replace] * 3), "prepend-long": (["normalizer", "normalizers", 2, "prepend"], "x" * 999),
         "replace-empty": (["normalizer", "normalizers", 1, "pattern", "String"], ""),
+        "decoder-late-replace": (["decoder", "decoders"], [small["decoder"]["decoders"][i] for i in (1, 0, 2)]),
         "decoder-order": (["decoder", "decoders"], small["decoder"]["decoders"][::-1]),
         "decoder-growth": (["decoder", "decoders"], [replace] * 3), "decoder-stop": (["decoder", "decoders", 3, "stop"], 1),
         "decoder-empty": (["decoder", "decoders", 0, "pattern", "String"], ""),
         "byte-level-twice": (["pre_tokenizer", "pretokenizers"], [level, level]), "truncation": (["truncation"], {}),
-        "dropout": (["model", "dropout"], 0.5), "unheard-key": (["model", "novelty"], 1)}
+        "dropout": (["model", "dropout"], 0.5), "unheard-key": (["model", "novelty"], 1),
+        # Found by the fuzzer: what is said of a key was as long as the key.
+        "long-key": (["model", "n" * 3000], 1), "key-of-two-lines": (["model", "a\nb"], 1)}
     for name, (path, value) in wrong.items():
         seeds["bad-" + name] = compact(changed(small, path, value))
     text = compact(small)

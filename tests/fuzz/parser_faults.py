@@ -60,8 +60,6 @@ FAULTS = [
      "if (token.content.empty() || ", "if (", ["tokenizer"]),
     ("a merge of what is no longer there", "engine/tokenizer/bpe_model.cc",
      "if (merges_.Find(left.id, right.id).result != result) continue;", "", ["text", "tokenizer"]),
-    ("a merged symbol's neighbour keeps pointing at it", "engine/tokenizer/bpe_model.cc",
-     "if (left.next >= 0) symbols[static_cast<size_t>(left.next)].previous = at;", "", ["text"]),
     ("the end of a piece is lost", "engine/tokenizer/pre_tokenizer.cc",
      "if (done < piece.size()) stretches.push_back({{done, piece.size()}, false});", "", ["text"]),
     ("what is held back at the end is lost", "engine/tokenizer/incremental_decoder.cc",
