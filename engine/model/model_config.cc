@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kMaxConfigBytes = 4 << 20;
 constexpr int64_t kMaxDimension = 1 << 24;
 
+// The first layers, without a window, where qwen's config.json does not say how many.
+constexpr int64_t kFullLayers = 28;
 constexpr int64_t kNosaQueryTopK = 1 + 16 + 24;
 
 bool NamesArchitecture(const JsonFields& fields, const char* architecture) {
@@ -98,28 +100,43 @@ absl::Status RefuseUnsupported(const JsonFields& fields, const ModelFamily& fami
   return absl::OkStatus();
 }
 
+// Whether layer_types names a layer with a sliding window.
+absl::StatusOr<bool> NamesSlidingLayers(const JsonFields& fields, JsonNode types) {
+  bool found = false;
+  if (!types.is_array()) return fields.Error("layer_types", "a list");
+  for (const auto& [index, type] : types) {
+    const std::string_view name = type.is_string() ? type.string() : "";
+    found = found || name == "sliding_attention";
+    if (name == "full_attention" || name == "sliding_attention") continue;
+    return fields.Error("layer_types", "\"full_attention\" alone");
+  }
+  return found;
+}
+
 // A window that is as long as the context, or longer, never cuts.
-absl::Status RefuseWindow(const JsonFields& fields, const ModelFamily& family, int max_positions) {
+absl::Status RefuseWindow(const JsonFields& fields, const ModelFamily& family,
+                          const ModelConfig& config) {
   const int64_t absent = fields.Mentions("sliding_window") ? 0 : family.sliding_window;
   AUGUR_ASSIGN_OR_RETURN(const int64_t window, fields.Int("sliding_window", absent, 0, INT64_MAX));
   AUGUR_ASSIGN_OR_RETURN(const bool use, fields.Bool("use_sliding_window", false));
-  const bool on = window != 0 && (family.window == SlidingWindow::kByLength || use);
-  if (on && window < max_positions) {
-    return fields.Error("sliding_window",
-                        absl::StrCat("null, or at least the context of ", max_positions,
-                                     ", because a window in use is not supported (transformers' "
-                                     "default for this family: ",
-                                     family.sliding_window, ")"));
-  }
+  AUGUR_ASSIGN_OR_RETURN(const int64_t full_layers,
+                         fields.Int("max_window_layers", kFullLayers, 0, INT64_MAX));
   const std::optional<JsonNode> types = fields.Find("layer_types");
-  if (!types) return absl::OkStatus();
-  if (!types->is_array()) return fields.Error("layer_types", "a list");
-  for (const auto& [index, type] : *types) {
-    const std::string_view name = type.is_string() ? type.string() : "";
-    if (name == "full_attention" || (on && name == "sliding_attention")) continue;
-    return fields.Error("layer_types", "\"full_attention\" alone");
+  bool named = false;
+  if (types) {
+    AUGUR_ASSIGN_OR_RETURN(named, NamesSlidingLayers(fields, *types));
   }
-  return absl::OkStatus();
+  const bool in_layers = types ? named : full_layers < config.num_layers;
+  const bool by_switch = family.window == SlidingWindow::kBySwitch;
+  const bool on = window != 0 && (!by_switch || (use && in_layers));
+  if (on && window < config.max_position_embeddings) {
+    return fields.Error(
+        "sliding_window",
+        absl::StrCat("null, or at least the context of ", config.max_position_embeddings,
+                     ", because a window of ", window, " that is in use is not supported"));
+  }
+  if (!named || on) return absl::OkStatus();
+  return fields.Error("layer_types", "\"full_attention\" alone, where sliding_window is off");
 }
 
 absl::Status ReadBiases(const JsonFields& fields, const ModelFamily& family, ModelConfig* config) {
@@ -306,7 +323,7 @@ absl::StatusOr<ModelConfig> LoadModelConfigFile(const std::string& path) {
       const int64_t positions,
       fields.Int("max_position_embeddings", family.max_position_embeddings, 1, kMaxDimension));
   config.max_position_embeddings = static_cast<int>(positions);
-  AUGUR_RETURN_IF_ERROR(RefuseWindow(fields, family, config.max_position_embeddings));
+  AUGUR_RETURN_IF_ERROR(RefuseWindow(fields, family, config));
   AUGUR_ASSIGN_OR_RETURN(config.rope, ReadRopeScaling(fields, path, family, config.head_dim,
                                                       config.max_position_embeddings));
   AUGUR_RETURN_IF_ERROR(ReadSparseConfig(fields, path, &config));

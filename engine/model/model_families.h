@@ -28,7 +28,8 @@ enum class MultiplierKeys {
 // When a sliding window is in use; one that is at least as long as the context never cuts.
 enum class SlidingWindow {
   kByLength,  // where sliding_window is a number
-  kBySwitch,  // where use_sliding_window is true as well
+  kBySwitch,  // where use_sliding_window is true as well, in layers from max_window_layers on or in
+              // those that layer_types names
 };
 
 enum class RopeTypes {

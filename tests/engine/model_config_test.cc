@@ -177,7 +177,16 @@ TEST_F(ModelConfigTest, AWindowThatCutsIsRefused) {
   EXPECT_TRUE(Load(qwen).ok());  // without the switch
   ExpectRefused(qwen, "use_sliding_window", "yes");
   qwen["use_sliding_window"] = true;
+  EXPECT_TRUE(Load(qwen).ok());  // layer_types: full attention in all three layers
+  qwen.erase("layer_types");
+  qwen["max_window_layers"] = 3;
+  EXPECT_TRUE(Load(qwen).ok());
+  qwen["max_window_layers"] = 2;
   ExpectRefused(qwen, {"sliding_window", "128"});
+  qwen["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  ExpectRefused(qwen, {"sliding_window", "128"});
+  qwen["sliding_window"] = 512;
+  EXPECT_TRUE(Load(qwen).ok());
   ExpectRefused(GoldenConfig("phi3-longrope"), "sliding_window", 128);
 }
 
