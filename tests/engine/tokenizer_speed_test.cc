@@ -81,9 +81,10 @@ class Speed : public testing::TestWithParam<std::string> {
 TEST_P(Speed, TimeIsLinear) {
   const auto tokenizer = Load();
   ASSERT_NE(tokenizer, nullptr);
-  constexpr size_t kSmallBytes = 64 << 10;
+  constexpr size_t kSmallBytes = kernels::kSanitized ? 16 << 10 : 64 << 10;
   // A sanitizer takes ten times as long, and its shadow memory grows with everything.
-  constexpr size_t kLargeBytes = kernels::kSanitized ? 256 << 10 : 1 << 20;
+  constexpr size_t kLargeBytes = kernels::kSanitized ? 128 << 10 : 1 << 20;
+  constexpr double kMostExponent = kernels::kSanitized ? 1.7 : 1.2;
   const auto small = Texts(kSmallBytes);
   const auto large = Texts(kLargeBytes);
   for (size_t i = 0; i < small.size(); ++i) {
@@ -91,7 +92,7 @@ TEST_P(Speed, TimeIsLinear) {
     double short_s = SecondsToEncode(*tokenizer, small[i].second);
     double long_s = 1e9;
     double exponent = 9;
-    for (int run = 0; run < 8 && (run == 0 || exponent > 1.2); ++run) {
+    for (int run = 0; run < 8 && (run == 0 || exponent > kMostExponent); ++run) {
       for (int k = 0; k < 4; ++k) {
         short_s = std::min(short_s, SecondsToEncode(*tokenizer, small[i].second));
       }
@@ -100,8 +101,8 @@ TEST_P(Speed, TimeIsLinear) {
     }
     std::printf("%-24s %-24s %6.0f ms, exponent %.2f\n", GetParam().c_str(), large[i].first.c_str(),
                 long_s * 1e3, exponent);
-    EXPECT_LE(exponent, kernels::kSanitized ? 1.6 : 1.2) << large[i].first;
-    EXPECT_LT(long_s, 2.0) << large[i].first;
+    EXPECT_LE(exponent, kMostExponent) << large[i].first;
+    EXPECT_LT(long_s, kernels::kSanitized ? 10.0 : 2.0) << large[i].first;
   }
 }
 
