@@ -68,8 +68,11 @@ absl::Status Engine::Submit(std::shared_ptr<Request> request) {
   }
   stats_.accepted += 1;
   // Before the engine can see the request, so that nothing overtakes it.
+  const bool reads_cache = request->output.prompt_logprobs < 0;
   request->sink->OnAccepted(
-      CountCachedTokens(request->block_keys, static_cast<uint32_t>(request->prompt.size())));
+      reads_cache
+          ? CountCachedTokens(request->block_keys, static_cast<uint32_t>(request->prompt.size()))
+          : 0);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     inbox_.push_back(std::move(request));

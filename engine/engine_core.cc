@@ -1,6 +1,7 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -46,6 +47,20 @@ bool FitsPools(const Request& request, const EngineOptions& options, const memor
 // What the sequence counts for in the queue of prompt tokens: choices share their prompt.
 int QueuedTokens(const Sequence& sequence) {
   return sequence.choice == 0 ? sequence.num_prompt() : 0;
+}
+
+// The token's row or one of the prompt's that are told.
+bool IsNotFinite(const PlannedSegment& planned, const StepResult& result) {
+  if (planned.samples && result.token == kernels::kNotFinite) return true;
+  return std::any_of(
+      result.prompt.begin(), result.prompt.end(),
+      [](const kernels::TokenLogprobsRow& row) { return std::isnan(row.chosen.logprob); });
+}
+
+// Log probabilities of the prompt are still to be told.
+bool TellsPrompt(const Sequence& sequence) {
+  return sequence.shows_prompt() && sequence.request->output.prompt_logprobs >= 0 &&
+         sequence.told_prompt < sequence.num_prompt();
 }
 
 std::string DescribeShortage(const memory::KvPools& pools, const memory::KvDemand& demand,
@@ -302,8 +317,11 @@ int EngineCore::UsableBlocks(const Sequence& sequence, int tokens) {
 
 AdmissionOption EngineCore::OptionFor(const Sequence& sequence, memory::Residency residency) const {
   const std::vector<memory::BlockKey>& keys = sequence.request->block_keys;
-  const std::span<const memory::BlockKey> usable(keys.data(),
-                                                 UsableBlocks(sequence, sequence.num_tokens()));
+  // The logits that are to be told of the prompt are those of its rows, which a hit would leave
+  // out.
+  const int usable_blocks =
+      TellsPrompt(sequence) ? 0 : UsableBlocks(sequence, sequence.num_tokens());
+  const std::span<const memory::BlockKey> usable(keys.data(), usable_blocks);
   const int hits = kv_->CountCached(residency, usable);
   const memory::KvCost cost = kv_->CostOf(AdmissionOf(sequence, residency, hits));
   return {
@@ -462,13 +480,19 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
     segment.kv = &kv_->sequence(sequence.id);
     segment.attention = &sequence.request->attention;
     segment.prompt_tokens = sequence.num_prompt();
-    segment.wants_token = planned.samples;
+    segment.wants_token = planned.samples && sequence.request->stopping.max_tokens > 0;
     if (sequence.rules && sequence.rules->ApplyAt(sequence.num_generated())) {
       segment.rules = &*sequence.rules;
     }
     segment.tokens = sequence.tokens;
     segment.rope_variant =
         RopeVariantOf(options_.short_rope_context, MostTokens(*sequence.request));
+    segment.logprobs = sequence.request->output.logprobs;
+    if (sequence.shows_prompt()) {
+      segment.prompt_logprobs = sequence.request->output.prompt_logprobs;
+    }
+    // Token p is told by the row before it; the first has none.
+    segment.tell_from = std::max(0, sequence.told_prompt - 1);
     const SamplingParams& sampling = sequence.request->sampling;
     segment.sampling = {.temperature = sampling.temperature,
                         .top_k = sampling.top_k,
@@ -486,22 +510,37 @@ void EngineCore::GatherInputs(std::vector<StepSegment>* segments) {
 
 void EngineCore::Update(const std::vector<StepSegment>& segments, int64_t now_ns,
                         StepReport* report) {
+  std::span<const kernels::TokenLogprobsRow> told(outputs_.prompt_logprobs);
   for (size_t i = 0; i < segments.size(); ++i) {
     const PlannedSegment& planned = plan_.segments[i];
+    const size_t count = ToldRowsOf(segments[i]).count;
+    AUGUR_CHECK(told.size() >= count);
+    StepResult result{.token = outputs_.tokens[i], .prompt = told.first(count)};
+    if (segments[i].logprobs >= 0 && segments[i].wants_token) {
+      result.logprobs = &outputs_.logprobs.at(i);
+    }
+    told = told.subspan(count);
     const auto sequence = running_.find(planned.sequence);
     if (sequence == running_.end()) continue;  // another choice of its request has failed
-    UpdateOne(sequence->second.get(), planned, outputs_.tokens[i], now_ns, report);
+    UpdateOne(sequence->second.get(), planned, result, now_ns, report);
   }
+  AUGUR_CHECK(told.empty());
 }
 
-void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token,
-                           int64_t now_ns, StepReport* report) {
+void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned,
+                           const StepResult& result, int64_t now_ns, StepReport* report) {
   const int before = sequence->num_computed;
   sequence->num_computed += planned.num_tokens;
   const int fresh = std::max(0, sequence->num_computed - std::max(before, sequence->high_water));
   stats_->recomputed_tokens += planned.num_tokens - fresh;
   sequence->high_water = std::max(sequence->high_water, sequence->num_computed);
+  if (IsNotFinite(planned, result)) {
+    kv_->Withdraw(sequence->id, sequence->published_blocks);
+    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"), report);
+    return;
+  }
   PublishPromptBlocks(sequence);
+  TellPrompt(sequence, result.prompt);
   if (before < sequence->num_prompt()) {
     if (sequence->num_generated() == 0) stats_->prompt_tokens += fresh;
     // Only what is new: a client's progress bar does not run backwards through a preemption.
@@ -517,11 +556,25 @@ void EngineCore::UpdateOne(Sequence* sequence, const PlannedSegment& planned, in
     }
   }
   if (!planned.samples) return;
-  if (token == kernels::kNotFinite) {
-    EndWith(sequence->id, absl::InternalError("the model gave logits that are not finite"), report);
-    return;
+  if (sequence->request->stopping.max_tokens == 0) {
+    Finish(sequence, FinishReason::kLength, -1, now_ns);
+  } else {
+    AppendToken(sequence, result, now_ns);
   }
-  AppendToken(sequence, token, now_ns);
+}
+
+// What of the prompt is known now: with every row the token behind it.
+void EngineCore::TellPrompt(Sequence* sequence, std::span<const kernels::TokenLogprobsRow> rows) {
+  const int end = std::min(sequence->num_computed + 1, sequence->num_prompt());
+  if (!sequence->shows_prompt() || end <= sequence->told_prompt) return;
+  TokenEvent event;
+  event.request = sequence->request;
+  event.kind = TokenEvent::Kind::kPrompt;
+  event.first_position = sequence->told_prompt;
+  event.end_position = end;
+  event.logprobs.assign(rows.begin(), rows.end());
+  events_.push_back(std::move(event));
+  sequence->told_prompt = end;
 }
 
 // As far as they are computed and, when tiered, on the host.
@@ -550,7 +603,8 @@ void EngineCore::ReleaseKv(Sequence* sequence, bool finished) {
   kv_->Release(sequence->id, sequence->published_blocks, late);
 }
 
-void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) {
+void EngineCore::AppendToken(Sequence* sequence, const StepResult& result, int64_t now_ns) {
+  const TokenId token = result.token;
   const StoppingCriteria& stopping = sequence->request->stopping;
   sequence->tokens.push_back(token);
   stats_->generated_tokens += 1;
@@ -580,6 +634,7 @@ void EngineCore::AppendToken(Sequence* sequence, TokenId token, int64_t now_ns) 
   event.kind = TokenEvent::Kind::kToken;
   event.token = token;
   event.hidden = is_stop || is_eos;
+  if (result.logprobs != nullptr) event.logprobs.push_back(*result.logprobs);
   event.completion = DescribeCompletion(*sequence);
   events_.push_back(std::move(event));
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,6 +45,13 @@ memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
 // long the queue: see batcher.h.
 absl::Status CheckFits(const Request& request, const EngineOptions& options,
                        const memory::KvPools& pools);
+
+// What a step brought to one of its segments.
+struct StepResult {
+  int32_t token = 0;                                       // sampled, where one was wanted
+  const kernels::TokenLogprobsRow* logprobs = nullptr;     // its own, where asked for
+  std::span<const kernels::TokenLogprobsRow> prompt = {};  // of tokens of the prompt, likewise
+};
 
 class EngineCore {
  public:
@@ -100,11 +108,12 @@ class EngineCore {
   void GatherInputs(std::vector<StepSegment>* segments);
   void ReserveAhead();
   void Update(const std::vector<StepSegment>& segments, int64_t now_ns, StepReport* report);
-  void UpdateOne(Sequence* sequence, const PlannedSegment& planned, int32_t token, int64_t now_ns,
-                 StepReport* report);
+  void UpdateOne(Sequence* sequence, const PlannedSegment& planned, const StepResult& result,
+                 int64_t now_ns, StepReport* report);
   void PublishPromptBlocks(Sequence* sequence);
   void ReleaseKv(Sequence* sequence, bool finished);
-  void AppendToken(Sequence* sequence, TokenId token, int64_t now_ns);
+  void AppendToken(Sequence* sequence, const StepResult& result, int64_t now_ns);
+  void TellPrompt(Sequence* sequence, std::span<const kernels::TokenLogprobsRow> rows);
   void Finish(Sequence* sequence, FinishReason reason, TokenId stop_id, int64_t now_ns);
   Completion DescribeCompletion(const Sequence& sequence) const;
   // Posts the terminal event, frees the blocks and forgets the sequence.

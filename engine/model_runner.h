@@ -15,6 +15,7 @@
 #include "engine/logit_rules.h"
 #include "kernels/ops/sample_tokens.h"
 #include "kernels/ops/segment.h"
+#include "kernels/ops/top_logprobs.h"
 #include "memory/sequence_kv.h"
 
 namespace augur::engine {
@@ -28,8 +29,14 @@ struct StepSegment {
   bool wants_token = false;                    // sample a token from the last row
   kernels::SamplingRow sampling;               // read when wants_token
   const LogitRules* rules = nullptr;           // likewise; null: none apply to this token
-  std::span<const int32_t> tokens = {};        // the sequence's, its last one here included
-  int rope_variant = 0;                        // by RopeVariantOf, for all of the sequence's life
+  std::span<const int32_t> tokens = {};        // all of the sequence that are known
+  // Log probabilities, of logits as the model gave them, before any rule: of the token that is
+  // wanted and of so many most probable ones; -1: none.
+  int logprobs = -1;
+  // Likewise of the prompt's tokens behind rows at tell_from and later.
+  int prompt_logprobs = -1;
+  int tell_from = 0;
+  int rope_variant = 0;  // by RopeVariantOf, for all of the sequence's life
 };
 
 // Which of a model's RoPE factor sets a sequence uses (engine/model/rope_scaling.h): the second one
@@ -44,9 +51,19 @@ struct StepInputs {
   std::span<const StepSegment> segments;
 };
 
+// Rows of a segment, by position, whose next token in the prompt is told.
+struct ToldRows {
+  int first = 0;
+  int count = 0;
+};
+ToldRows ToldRowsOf(const StepSegment& segment);
+
 struct StepOutputs {
   std::vector<int32_t>
       tokens;  // [segments]: sampled id or kernels::kNotFinite; 0 where none was wanted
+  std::vector<kernels::TokenLogprobsRow> logprobs;  // [segments] where one wants them, else empty
+  // ToldRowsOf of all segments, one after the other.
+  std::vector<kernels::TokenLogprobsRow> prompt_logprobs;
 };
 
 class ModelRunner {

@@ -42,7 +42,7 @@ struct SamplingParams {
 };
 
 struct StoppingCriteria {
-  uint32_t max_tokens = 16;
+  uint32_t max_tokens = 16;       // 0: the prompt is computed and told, nothing is drawn
   uint32_t min_tokens = 0;        // neither end-of-sequence nor stop ids are drawn before
   std::vector<std::string> stop;  // matched in the decoded text
   std::vector<TokenId> stop_token_ids;
@@ -55,6 +55,33 @@ struct OutputOptions {
   bool progress = false;
   bool skip_special_tokens = true;
   bool text = true;  // false when the deployment has no tokenizer
+  // Log probabilities of tokens and of so many most probable ones at their place; -1: none.
+  int logprobs = -1;         // of generated tokens
+  int prompt_logprobs = -1;  // of the prompt's; such a request reads nothing from the prefix cache
+  bool echo = false;         // the prompt's text, and ids where token_ids are asked for
+
+  bool shows_prompt() const { return echo || prompt_logprobs >= 0; }
+};
+
+// Under the softmax of the logits as the model gave them, before rules, temperature and filters.
+struct TokenLogprob {
+  TokenId token = -1;    // -1: there is none
+  float logprob = 0.0f;  // natural logarithm
+  uint32_t rank = 0;     // 1 is the most probable; ties go by rising id
+  std::string bytes;     // the token's own; empty without a tokenizer
+};
+
+struct TokenLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // by rank
+};
+
+// Consecutive tokens of the prompt; what was asked for is filled.
+struct PromptTokens {
+  uint32_t first_position = 0;
+  std::string text;                     // echo; cut between characters
+  std::vector<TokenId> token_ids;       // echo with token_ids
+  std::vector<TokenLogprobs> logprobs;  // one for each token; the prompt's first has none
 };
 
 struct PrefillProgress {
@@ -65,10 +92,11 @@ struct PrefillProgress {
 };
 
 struct TokenChunk {
-  uint32_t index = 0;              // of the choice
-  std::string text;                // valid UTF-8, may be empty
-  std::vector<TokenId> token_ids;  // only when OutputOptions::token_ids
-  uint32_t num_tokens = 0;         // generated tokens that this chunk accounts for
+  uint32_t index = 0;                   // of the choice
+  std::string text;                     // valid UTF-8, may be empty
+  std::vector<TokenId> token_ids;       // only when OutputOptions::token_ids
+  uint32_t num_tokens = 0;              // generated tokens that this chunk accounts for
+  std::vector<TokenLogprobs> logprobs;  // with OutputOptions::logprobs: of each of these tokens
 };
 
 // Instants of a request's life; each is kUnset until it happens.
@@ -106,6 +134,8 @@ class ResponseSink {
   // cached_tokens is the prefix hit as seen now; what was really reused is in Completion.
   virtual void OnAccepted(uint32_t cached_tokens) = 0;
   virtual void OnProgress(const PrefillProgress& progress) = 0;
+  // Before any chunk, in order of positions; only when OutputOptions::shows_prompt().
+  virtual void OnPrompt(PromptTokens /*tokens*/) {}
   virtual void OnChunk(TokenChunk chunk) = 0;
   virtual void OnFinished(const Completion& completion) = 0;
   // The only end of a request that failed, was cancelled, ran out of time or met a drain, whatever

@@ -27,6 +27,7 @@ struct Sequence {
   int num_computed = 0;
   int high_water = 0;  // most tokens ever computed: beyond it work is new, below it recomputed
   int published_blocks = 0;    // of the prompt, offered to the prefix cache
+  int told_prompt = 0;         // tokens of the prompt that the client was told of, where it asks
   uint32_t cached_tokens = 0;  // prefix hit at the request's first admission
   uint32_t preemptions = 0;
   int64_t last_token_ns = 0;
@@ -42,6 +43,8 @@ struct Sequence {
   bool stop_matched() const {
     return ((request->stop_matched.load(std::memory_order_acquire) >> choice) & 1) != 0;
   }
+  // One choice tells of the prompt: the one that computes it.
+  bool shows_prompt() const { return choice == 0 && request->output.shows_prompt(); }
   bool admitted_before() const { return times.admitted_ns != RequestTimes::kUnset; }
 };
 

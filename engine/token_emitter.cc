@@ -1,5 +1,6 @@
 #include "engine/token_emitter.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/check.h"
@@ -41,17 +42,91 @@ void DeliverChunk(const TokenEvent& event, TextStream* text) {
   event.request->sink->OnChunk(std::move(chunk));
 }
 
+TokenLogprobs TokenLogprobsOf(const Tokenizer* tokenizer, const kernels::TokenLogprobsRow& row,
+                              int top) {
+  const auto one = [&](const kernels::RankedLogprob& ranked, int rank) {
+    return TokenLogprob{
+        .token = ranked.token,
+        .logprob = ranked.logprob,
+        .rank = static_cast<uint32_t>(rank),
+        .bytes = tokenizer != nullptr ? tokenizer->TokenBytes(ranked.token) : std::string()};
+  };
+  TokenLogprobs told{.chosen = one(row.chosen, row.rank), .top = {}};
+  // A small vocabulary has fewer.
+  for (int i = 0; i < top && row.top[i].token >= 0; ++i) told.top.push_back(one(row.top[i], i + 1));
+  return told;
+}
+
 }  // namespace
 
+PromptStream::PromptStream(const Tokenizer* tokenizer, const Request& request)
+    : tokenizer_(tokenizer), request_(request) {
+  const OutputOptions& output = request.output;
+  if (tokenizer != nullptr && output.echo && output.text) {
+    decoder_.emplace(tokenizer, output.skip_special_tokens);
+  }
+}
+
+void PromptStream::Push(const TokenEvent& event, const Sink& sink) {
+  const bool has_logprobs = request_.output.prompt_logprobs >= 0;
+  const int first_row = std::max(1, event.first_position);  // position 0 has none
+  for (int position = event.first_position; position < event.end_position; ++position) {
+    const kernels::TokenLogprobsRow* row = nullptr;
+    if (has_logprobs && position > 0) row = &event.logprobs.at(position - first_row);
+    pending_bytes_ += Add(request_.prompt[position], row);
+    if (pending_bytes_ >= kMessageBytes) Flush(position + 1, sink);
+  }
+  const bool is_end = event.end_position == static_cast<int>(request_.prompt.size());
+  if (is_end && decoder_.has_value()) {
+    pending_.text += decoder_->Flush();
+    pending_bytes_ += 1;
+  }
+  if (pending_bytes_ > 0) Flush(event.end_position, sink);
+}
+
+// The bytes that it adds, or a little more.
+size_t PromptStream::Add(TokenId token, const kernels::TokenLogprobsRow* row) {
+  constexpr size_t kFieldBytes = 24;  // of numbers and lengths around a token's own bytes
+  size_t bytes = 1;
+  if (decoder_.has_value()) {
+    const std::string text = decoder_->Push(token);
+    bytes += text.size();
+    pending_.text += text;
+  }
+  if (request_.output.echo && request_.output.token_ids) {
+    pending_.token_ids.push_back(token);
+    bytes += sizeof(TokenId) + 1;
+  }
+  if (request_.output.prompt_logprobs < 0) return bytes;
+  TokenLogprobs& told = pending_.logprobs.emplace_back();
+  if (row != nullptr) told = TokenLogprobsOf(tokenizer_, *row, request_.output.prompt_logprobs);
+  bytes += kFieldBytes + told.chosen.bytes.size();
+  for (const TokenLogprob& one : told.top) bytes += kFieldBytes + one.bytes.size();
+  return bytes;
+}
+
+void PromptStream::Flush(int next_position, const Sink& sink) {
+  sink(std::exchange(pending_, PromptTokens{}));
+  pending_.first_position = static_cast<uint32_t>(next_position);
+  pending_bytes_ = 0;
+}
+
 TextStream::TextStream(const Tokenizer* tokenizer, const Request& request)
-    : stopping_(request.stopping), output_(request.output), matcher_(request.stopping.stop) {
+    : tokenizer_(tokenizer),
+      stopping_(request.stopping),
+      output_(request.output),
+      matcher_(request.stopping.stop) {
   if (tokenizer != nullptr && request.output.text) {
     decoder_.emplace(tokenizer, request.output.skip_special_tokens,
                      IncrementalDecoder::Place::kContinuesText);
   }
 }
 
-bool TextStream::Push(TokenId token, bool hidden, std::string* matched_stop) {
+bool TextStream::Push(TokenId token, bool hidden, std::string* matched_stop,
+                      const kernels::TokenLogprobsRow* logprobs) {
+  if (logprobs != nullptr) {
+    pending_.logprobs.push_back(TokenLogprobsOf(tokenizer_, *logprobs, output_.logprobs));
+  }
   ++pending_.num_tokens;
   if (output_.token_ids) pending_.token_ids.push_back(token);
   if (hidden || !decoder_.has_value()) return false;
@@ -78,7 +153,8 @@ void TextStream::Close() {
 
 bool TextStream::TakeChunk(TokenChunk* chunk) {
   // A count without text waits for the text that it belongs to, if there may still be some.
-  const bool count_alone = pending_.num_tokens > 0 && (over_ || !decoder_.has_value());
+  const bool count_alone = pending_.num_tokens > 0 && (over_ || !decoder_.has_value() ||
+                                                       pending_.logprobs.size() >= kMaxLogprobs);
   if (pending_.text.empty() && pending_.token_ids.empty() && !count_alone) return false;
   *chunk = std::exchange(pending_, TokenChunk{});
   return true;
@@ -139,6 +215,9 @@ bool TokenEmitter::HandleLive(const TokenEvent& event, Live* live) {
     case TokenEvent::Kind::kProgress:
       if (!done) event.request->sink->OnProgress(event.progress);
       return true;
+    case TokenEvent::Kind::kPrompt:
+      if (!done) HandlePrompt(event, live);
+      return true;
     case TokenEvent::Kind::kToken:
       if (!done) HandleToken(event, live);
       return true;
@@ -159,11 +238,18 @@ bool TokenEmitter::HandleLive(const TokenEvent& event, Live* live) {
   return ++live->ended < live->choices.size();
 }
 
+void TokenEmitter::HandlePrompt(const TokenEvent& event, Live* live) {
+  if (!live->prompt.has_value()) live->prompt.emplace(tokenizer_, *event.request);
+  live->prompt->Push(
+      event, [&](PromptTokens tokens) { event.request->sink->OnPrompt(std::move(tokens)); });
+}
+
 void TokenEmitter::HandleToken(const TokenEvent& event, Live* live) {
   std::string matched_stop;
   Choice& choice = live->choices[event.choice];
   if (!choice.text.has_value()) choice.text.emplace(tokenizer_, *event.request);
-  const bool stopped = choice.text->Push(event.token, event.hidden, &matched_stop);
+  const bool stopped = choice.text->Push(event.token, event.hidden, &matched_stop,
+                                         event.logprobs.empty() ? nullptr : &event.logprobs[0]);
   DeliverChunk(event, &*choice.text);
   if (!stopped) return;
   Completion completion = event.completion;

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +27,33 @@
 
 namespace augur::engine {
 
+// One request's way from ids of its prompt to what the client is told of them: pure state, no
+// thread.
+class PromptStream {
+ public:
+  using Sink = std::function<void(PromptTokens)>;
+
+  // `tokenizer` may be null: ids only.
+  PromptStream(const Tokenizer* tokenizer, const Request& request);
+
+  // Takes a kPrompt event; gives `sink` what it tells in pieces of some kMessageBytes, which is all
+  // of the event but the bytes of a character that is not complete before the prompt's end.
+  void Push(const TokenEvent& event, const Sink& sink);
+
+  // A piece ends with the token that brings it there: far from what a client accepts.
+  static constexpr size_t kMessageBytes = 64 << 10;
+
+ private:
+  size_t Add(TokenId token, const kernels::TokenLogprobsRow* row);
+  void Flush(int next_position, const Sink& sink);
+
+  const Tokenizer* const tokenizer_;
+  const Request& request_;
+  std::optional<IncrementalDecoder> decoder_;  // of what is echoed as text
+  PromptTokens pending_;
+  size_t pending_bytes_ = 0;
+};
+
 // One request's way from ids to text: pure state, no thread, tested on its own.
 class TextStream {
  public:
@@ -34,17 +62,22 @@ class TextStream {
 
   // Feeds a token. Returns whether a stop string matched; then `matched_stop` names it and nothing
   // more may be fed. With include_stop the text ends with it.
-  bool Push(TokenId token, bool hidden, std::string* matched_stop);
+  bool Push(TokenId token, bool hidden, std::string* matched_stop,
+            const kernels::TokenLogprobsRow* logprobs = nullptr);
   // The sequence is over: what was held back becomes part of the pending chunk.
   void Close();
   // The text, ids and count gathered since the last call; false while there is nothing to show.
+  // A chunk with log probabilities has one for each token that it counts, and at most kMaxLogprobs:
+  // tokens without text do not wait for some for ever.
   // Over all chunks the counts add up to the tokens fed, those after the last text included once
   // the stream is over.
   bool TakeChunk(TokenChunk* chunk);
+  static constexpr size_t kMaxLogprobs = 256;
 
  private:
   bool PushText(std::string text, std::string* matched_stop);
 
+  const Tokenizer* const tokenizer_;
   const StoppingCriteria& stopping_;
   const OutputOptions& output_;
   std::optional<IncrementalDecoder> decoder_;  // none: ids only
@@ -76,6 +109,7 @@ class TokenEmitter final : public TokenOutput {
     bool done = false;  // ended by a stop string; the core's terminal event is still to come
   };
   struct Live {
+    std::optional<PromptStream> prompt;  // where it is told
     std::vector<Choice> choices;
     uint32_t finished = 0;  // OnFinished was called so often
     uint32_t ended = 0;     // terminal events of the core
@@ -87,6 +121,7 @@ class TokenEmitter final : public TokenOutput {
   void Handle(const TokenEvent& event);
   // False: the event is the last of its request.
   bool HandleLive(const TokenEvent& event, Live* live);
+  void HandlePrompt(const TokenEvent& event, Live* live);
   void HandleToken(const TokenEvent& event, Live* live);
   void Finish(const TokenEvent& event, Live* live);
   void DeliverEnd(const TokenEvent& event, Completion completion, Live* live);

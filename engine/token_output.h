@@ -7,12 +7,14 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
+#include "kernels/ops/top_logprobs.h"
 
 namespace augur::engine {
 
 struct TokenEvent {
   enum class Kind {
     kProgress,  // progress is set
+    kPrompt,    // some more tokens of the prompt are to be told
     kToken,     // one generated token
     kFinished,  // completion is set; the token that ended it, if any, came as a kToken before
     kFailed,    // status is set; all choices of the request fail together
@@ -24,6 +26,11 @@ struct TokenEvent {
   Kind kind = Kind::kToken;
   TokenId token = 0;
   bool hidden = false;  // kToken: ends the sequence and is not part of its text
+  // kToken: its own, where asked for. kPrompt: of all its tokens but the one at position 0,
+  // likewise.
+  std::vector<kernels::TokenLogprobsRow> logprobs;
+  int first_position = 0;  // kPrompt: positions [first_position, end_position)
+  int end_position = 0;
   PrefillProgress progress;
   Completion
       completion;  // kToken: what the sequence looks like with this token, for a stop-string end

@@ -71,6 +71,7 @@ void KvManager::Release(SequenceId id) {
 void KvManager::Publish(SequenceId id, int block_index, const BlockKey& key) {
   const BlockId block = tables_.at(id).at(block_index);
   AUGUR_CHECK(blocks_[block].references > 0);
+  if (blocks_[block].withdrawn) return;
   if (blocks_[block].indexed) {
     AUGUR_CHECK(blocks_[block].key == key);
     return;
@@ -79,6 +80,15 @@ void KvManager::Publish(SequenceId id, int block_index, const BlockKey& key) {
   if (!index_.emplace(key, block).second) return;
   blocks_[block].indexed = true;
   blocks_[block].key = key;
+}
+
+void KvManager::Withdraw(SequenceId id, int block_index) {
+  Block& block = blocks_[tables_.at(id).at(block_index)];
+  if (!block.indexed) return;  // private: its key is another block's
+  const std::lock_guard<std::mutex> lock(index_mutex_);
+  AUGUR_CHECK(index_.erase(block.key) == 1);
+  block.indexed = false;
+  block.withdrawn = true;
 }
 
 std::span<const BlockId> KvManager::table(SequenceId id) const { return tables_.at(id); }
@@ -118,6 +128,7 @@ BlockId KvManager::Take() {
   }
   AUGUR_CHECK(blocks_[id].references == 0 && !blocks_[id].indexed);
   blocks_[id].references = 1;
+  blocks_[id].withdrawn = false;
   ++counts_.held;
   return id;
 }
@@ -155,7 +166,7 @@ void KvManager::CheckInvariants() const {
   for (size_t id = 0; id < blocks_.size(); ++id) {
     const Block& block = blocks_[id];
     AUGUR_CHECK(block.references == references[id]);
-    AUGUR_CHECK(references[id] <= 1 || block.indexed);
+    AUGUR_CHECK(references[id] <= 1 || block.indexed || block.withdrawn);
     if (references[id] > 0) ++held;
     if (block.indexed) {
       const auto found = index_.find(block.key);

@@ -4,6 +4,7 @@
 // A block is in exactly one state:
 //   free    in no table, no content worth keeping
 //   held    in at least one sequence's table; its reference count is the number of tables
+//           (one that was withdrawn while shared is shared to the end)
 //   cached  in no table, but its content is in the prefix index: handed out again on a hit, evicted
 //           (least recently released first) when free blocks run out
 // A block in the index is full and never written again.
@@ -59,8 +60,11 @@ class KvManager {
   void Release(SequenceId id);
 
   // Puts a full, completely written block into the index. A key that is there already stays with
-  // its first block; this one remains private to the sequence.
+  // its first block; this one remains private to the sequence. One that was withdrawn stays out.
   void Publish(SequenceId id, int block_index, const BlockKey& key);
+
+  // Takes the block out of the index, whoever else holds it: from now on nobody hits it.
+  void Withdraw(SequenceId id, int block_index);
 
   std::span<const BlockId> table(SequenceId id) const;
   // Blocks of `id` that no other table holds: what Release would give back.
@@ -79,6 +83,7 @@ class KvManager {
   struct Block {
     int references = 0;
     bool indexed = false;
+    bool withdrawn = false;                     // was indexed, may be in several tables
     BlockKey key;                               // valid when indexed
     std::list<BlockId>::iterator cached_place;  // valid when cached (indexed and no references)
   };

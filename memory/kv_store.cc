@@ -310,6 +310,17 @@ bool KvStore::Publish(SequenceId id, int block, const BlockKey& key) {
   return true;
 }
 
+void KvStore::Withdraw(SequenceId id, int blocks) {
+  const bool tiered = open_.at(id)->tiered();
+  for (int block = 0; block < blocks; ++block) {
+    if (tiered) {
+      host_->Withdraw(id, block);
+    } else {
+      device_.Withdraw(SharedTable(id), block);
+    }
+  }
+}
+
 void KvStore::PublishLate(SequenceKv* kv) {
   const int landed = kv->landed_everywhere();
   for (size_t i = 0; i < kv->late_keys.size(); ++i) {

@@ -82,6 +82,10 @@ class KvStore {
   // when all layers have landed: false until then.
   bool Publish(SequenceId id, int block, const BlockKey& key);
 
+  // The first `blocks` blocks of an open sequence leave the index, hits among them: nobody takes
+  // them from the cache again.
+  void Withdraw(SequenceId id, int blocks);
+
   // Host blocks for an open kDevice sequence, so that it can be saved; its finished blocks are
   // written behind from now on. False: the host pool has no room.
   bool BeginMirror(SequenceId id, int most_blocks);

@@ -58,6 +58,24 @@ void FillTimings(const engine::Completion& completion, v1::Timings* timings) {
   timings->set_total_ms(MsBetween(times.arrival_ns, times.finished_ns));
 }
 
+void FillLogprob(engine::TokenLogprob logprob, v1::TokenLogprob* to) {
+  to->set_token_id(static_cast<uint32_t>(logprob.token));
+  to->set_logprob(logprob.logprob);
+  to->set_rank(logprob.rank);
+  to->set_token(std::move(logprob.bytes));
+}
+
+void FillLogprobs(std::vector<engine::TokenLogprobs> logprobs,
+                  google::protobuf::RepeatedPtrField<v1::TokenLogprobs>* to) {
+  to->Reserve(static_cast<int>(logprobs.size()));
+  for (engine::TokenLogprobs& one : logprobs) {
+    v1::TokenLogprobs* told = to->Add();
+    if (one.chosen.token < 0) continue;  // the prompt's first token
+    FillLogprob(std::move(one.chosen), told->mutable_chosen());
+    for (engine::TokenLogprob& other : one.top) FillLogprob(std::move(other), told->add_top());
+  }
+}
+
 v1::CompleteResponse ToProto(const engine::Completion& completion) {
   v1::CompleteResponse message;
   v1::Finished* finished = message.mutable_finished();
@@ -149,6 +167,22 @@ void CompletionStream::OnProgress(const engine::PrefillProgress& progress) {
   Pump();
 }
 
+void CompletionStream::OnPrompt(engine::PromptTokens tokens) {
+  {
+    const std::lock_guard lock(mutex_);
+    v1::CompleteResponse message;
+    v1::PromptTokens* part = message.mutable_prompt_tokens();
+    part->set_first_position(tokens.first_position);
+    part->set_text(std::move(tokens.text));
+    for (const engine::TokenId id : tokens.token_ids) {
+      part->add_token_ids(static_cast<uint32_t>(id));
+    }
+    FillLogprobs(std::move(tokens.logprobs), part->mutable_logprobs());
+    Enqueue(std::move(message));
+  }
+  Pump();
+}
+
 void CompletionStream::OnChunk(engine::TokenChunk chunk) {
   {
     const std::lock_guard lock(mutex_);
@@ -158,6 +192,7 @@ void CompletionStream::OnChunk(engine::TokenChunk chunk) {
     part->set_text(std::move(chunk.text));
     for (const engine::TokenId id : chunk.token_ids) part->add_token_ids(static_cast<uint32_t>(id));
     part->set_num_tokens(chunk.num_tokens);
+    FillLogprobs(std::move(chunk.logprobs), part->mutable_logprobs());
     if (record_.first_token_ms < 0 && chunk.num_tokens > 0) {
       record_.first_token_ms = MsBetween(created_ns_, environment_->clock->NowNs());
     }
@@ -301,6 +336,7 @@ bool CompletionStream::MergeIntoQueue(const v1::CompleteResponse& message) {
     v1::TokenChunk* chunk = queued->message.mutable_chunk();
     chunk->mutable_text()->append(message.chunk().text());
     chunk->mutable_token_ids()->MergeFrom(message.chunk().token_ids());
+    chunk->mutable_logprobs()->MergeFrom(message.chunk().logprobs());
     chunk->set_num_tokens(chunk->num_tokens() + message.chunk().num_tokens());
   } else {
     *queued->message.mutable_progress() = message.progress();

@@ -74,6 +74,7 @@ class CompletionStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 
   void OnAccepted(uint32_t cached_tokens) override;
   void OnProgress(const engine::PrefillProgress& progress) override;
+  void OnPrompt(engine::PromptTokens tokens) override;
   void OnChunk(engine::TokenChunk chunk) override;
   void OnFinished(const engine::Completion& completion) override;
   void OnError(const absl::Status& status) override;

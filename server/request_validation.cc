@@ -256,11 +256,14 @@ Status CheckStops(const v1::StoppingCriteria& criteria, const Deployment& deploy
   return OkStatus();
 }
 
-Status CheckLogprobs(const char* field, bool present, uint32_t value) {
+Status CheckLogprobs(const char* field, bool present, uint32_t value, int* logprobs) {
   if (!present) return OkStatus();
-  if (value > 20)
-    return InvalidArgumentError(StrCat(field, ": expected at most 20, found ", value));
-  return NotServed(field);
+  if (value > kMaxLogprobs) {
+    return InvalidArgumentError(
+        StrCat(field, ": expected at most ", kMaxLogprobs, ", found ", value));
+  }
+  *logprobs = static_cast<int>(value);
+  return OkStatus();
 }
 
 Status CheckOutput(const v1::OutputOptions& options, const Deployment& deployment,
@@ -271,13 +274,14 @@ Status CheckOutput(const v1::OutputOptions& options, const Deployment& deploymen
   output.token_ids = options.token_ids() || !deployment.has_tokenizer;
   output.progress = options.progress();
   output.skip_special_tokens = !options.has_skip_special_tokens() || options.skip_special_tokens();
-  Status status = CheckLogprobs("output.logprobs", options.has_logprobs(), options.logprobs());
+  output.echo = options.echo();
+  Status status = CheckLogprobs("output.logprobs", options.has_logprobs(), options.logprobs(),
+                                &output.logprobs);
   if (status.ok()) {
     status = CheckLogprobs("output.prompt_logprobs", options.has_prompt_logprobs(),
-                           options.prompt_logprobs());
+                           options.prompt_logprobs(), &output.prompt_logprobs);
   }
-  if (!status.ok()) return status;
-  return options.echo() ? NotServed("output.echo") : OkStatus();
+  return status;
 }
 
 Status CheckPolicy(const char* field, v1::AttentionPolicy policy, const Deployment& deployment) {

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "augur/v1/completions.pb.h"
 #include "engine/request.h"
+#include "kernels/ops/top_logprobs.h"
 #include "server/deployment.h"
 
 namespace augur::server {
@@ -29,6 +30,7 @@ inline constexpr uint32_t kDefaultMaxTokens = 16;
 inline constexpr size_t kMaxStops = 16;
 inline constexpr size_t kMaxStopBytes = 256;
 inline constexpr size_t kMaxStopTokenIds = 1024;
+inline constexpr uint32_t kMaxLogprobs = kernels::kMaxTopLogprobs;
 inline constexpr size_t kMaxRequestIdBytes = 128;
 inline constexpr size_t kMaxCacheSaltBytes = 64;
 

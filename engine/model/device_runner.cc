@@ -168,17 +168,27 @@ absl::StatusOr<std::byte*> DeviceRunner::AllocateHost(size_t bytes) {
 
 absl::Status DeviceRunner::Allocate() {
   const auto bytes_of = [&](int rows) {
-    constexpr size_t kAlignments = 4 * 64;
-    const size_t sampled = options_.max_segments * (sizeof(int32_t) + sizeof(kernels::SamplingRow) +
-                                                    sizeof(kernels::LogitRule));
-    return rows * sizeof(int32_t) + sampled + kAlignments +
+    constexpr size_t kAlignments = 8 * 64;
+    const size_t sampled =
+        options_.max_segments *
+        (2 * sizeof(int32_t) + sizeof(kernels::SamplingRow) + sizeof(kernels::LogitRule));
+    constexpr size_t kRowArrays = 4;  // ids, and three of tokens that are told
+    return rows * kRowArrays * sizeof(int32_t) + sampled + kAlignments +
            attention_->BytesOfStep(rows, options_.max_segments);
   };
   AUGUR_ASSIGN_OR_RETURN(decode_tables_,
                          StepTables::Create(backend_, bytes_of(options_.max_segments)));
   AUGUR_ASSIGN_OR_RETURN(mixed_tables_, StepTables::Create(backend_, bytes_of(options_.max_rows)));
   device_tokens_ = kernels::BackendArray<int32_t>(backend_, options_.max_segments);
-  if (!device_tokens_.allocated()) return absl::ResourceExhaustedError("no memory for tokens");
+  using kernels::TokenLogprobsRow;
+  device_logprobs_ = kernels::BackendArray<TokenLogprobsRow>(backend_, options_.max_segments);
+  device_told_ = kernels::BackendArray<TokenLogprobsRow>(backend_, options_.max_rows);
+  if (!device_tokens_.allocated() || !device_logprobs_.allocated() || !device_told_.allocated()) {
+    return absl::ResourceExhaustedError("no memory for tokens and their log probabilities");
+  }
+  AUGUR_ASSIGN_OR_RETURN(std::byte* const told,
+                         AllocateHost(options_.max_rows * sizeof(TokenLogprobsRow)));
+  told_ = reinterpret_cast<TokenLogprobsRow*>(told);
   const size_t layers = config_.num_layers;
   for (StepResult& result : results_) {
     AUGUR_ASSIGN_OR_RETURN(std::byte* const tokens,
@@ -186,9 +196,12 @@ absl::Status DeviceRunner::Allocate() {
     AUGUR_ASSIGN_OR_RETURN(std::byte* const placement,
                            AllocateHost(layers * sizeof(kernels::PlacementCounts)));
     AUGUR_ASSIGN_OR_RETURN(std::byte* const stamps, AllocateHost(2 * layers * sizeof(int64_t)));
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const logprobs,
+                           AllocateHost(options_.max_segments * sizeof(TokenLogprobsRow)));
     result = {.tokens = reinterpret_cast<int32_t*>(tokens),
               .placement = reinterpret_cast<kernels::PlacementCounts*>(placement),
-              .stamps = reinterpret_cast<int64_t*>(stamps)};
+              .stamps = reinterpret_cast<int64_t*>(stamps),
+              .logprobs = reinterpret_cast<TokenLogprobsRow*>(logprobs)};
   }
   return absl::OkStatus();
 }
@@ -265,15 +278,28 @@ void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
     const int32_t* tokens = answered > 0 ? foreseen.result.tokens : rest.result.tokens;
     last_tokens_.assign(tokens, tokens + ahead_rows_.size());
   }
-  outputs->tokens.assign(inputs.segments.size(), 0);
-  int next = 0;
-  for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    if (answered_[i] >= 0) {
-      outputs->tokens[i] = foreseen.result.tokens[answered_[i]];
-    } else if (inputs.segments[i].wants_token) {
-      outputs->tokens[i] = rest.result.tokens[next++];
-    }
+  FillOutputs(inputs, foreseen, rest, outputs);
+}
+
+void DeviceRunner::FillOutputs(const StepInputs& inputs, const InFlight& foreseen,
+                               const InFlight& rest, StepOutputs* outputs) const {
+  const size_t segments = inputs.segments.size();
+  const bool told = std::any_of(inputs.segments.begin(), inputs.segments.end(),
+                                [](const StepSegment& one) { return one.logprobs >= 0; });
+  outputs->tokens.assign(segments, 0);
+  outputs->logprobs.clear();
+  if (told) outputs->logprobs.resize(segments);
+  int next = 0, num_told = 0;
+  for (size_t i = 0; i < segments; ++i) {
+    const StepSegment& segment = inputs.segments[i];
+    num_told += ToldRowsOf(segment).count;
+    if (answered_[i] < 0 && !segment.wants_token) continue;
+    const StepResult& result = answered_[i] >= 0 ? foreseen.result : rest.result;
+    const int at = answered_[i] >= 0 ? answered_[i] : next++;
+    outputs->tokens[i] = result.tokens[at];
+    if (segment.logprobs >= 0) outputs->logprobs[i] = result.logprobs[at];
   }
+  outputs->prompt_logprobs.assign(told_, told_ + num_told);
 }
 
 // What the step's rows complete is on the device, or will be in the order of ops.
@@ -349,10 +375,10 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   if (as_graph) {
     backend_->Launch(*graphs_.at(graph));
   } else {
-    RunOps(backend_, shape, arrays);
+    RunOps(backend_, shape, arrays, step_options.told);
   }
   RunOptions(arrays, step_options, shape.sampled);
-  return CopyResult(shape.sampled, shape.calls);
+  return CopyResult(shape.sampled, shape.calls, step_options);
 }
 
 DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
@@ -438,6 +464,8 @@ void DeviceRunner::FillRows(const StepInputs& inputs) {
   host_.sampled_rows.clear();
   host_.sampling.clear();
   host_.rules.clear();
+  host_.top.clear();
+  host_.told.Clear();
   last_rows_.assign(inputs.segments.size(), 0);
   for (std::vector<Piece>* pieces :
        {&pieces_.decode, &pieces_.staged_generated, &pieces_.prompt, &pieces_.staged_prompt}) {
@@ -451,7 +479,34 @@ void DeviceRunner::FillRows(const StepInputs& inputs) {
     host_.sampled_rows.push_back(last_rows_[i]);
     host_.sampling.push_back(inputs.segments[i].sampling);
     host_.rules.push_back(rules_state_->Prepare(inputs.segments[i]));
+    host_.top.push_back(inputs.segments[i].logprobs);
   }
+  AddTold(inputs);
+}
+
+// In the order of segments, as the engine reads them; a prompt's rows stand in several pieces.
+void DeviceRunner::AddTold(const StepInputs& inputs) {
+  for (const StepSegment& segment : inputs.segments) {
+    const ToldRows told = ToldRowsOf(segment);
+    for (int position = told.first; position < told.first + told.count; ++position) {
+      const int row = RowOf(segment, position);
+      host_.told.Add(row, segment.tokens[position + 1], segment.prompt_logprobs);
+    }
+  }
+}
+
+int DeviceRunner::RowOf(const StepSegment& segment, int position) const {
+  for (const std::vector<Piece>* pieces : {&pieces_.prompt, &pieces_.staged_prompt}) {
+    for (const Piece& piece : *pieces) {
+      const Segment& rows = piece.attention.rows;
+      const int place = position - rows.first_position;
+      if (piece.attention.segment == &segment && place >= 0 && place < rows.num_rows) {
+        return rows.first_row + place;
+      }
+    }
+  }
+  AUGUR_CHECK(!"a position of the prompt in this step");
+  return -1;
 }
 
 void DeviceRunner::FillPiece(const StepInputs& inputs, Piece* piece) {
@@ -517,18 +572,28 @@ DeviceRunner::StepArrays DeviceRunner::Put(StepTables* tables) {
 
 DeviceRunner::StepOptions DeviceRunner::PutOptions(StepTables* tables) {
   StepOptions options;
-  const auto has_rule = [](const kernels::LogitRule& rule) { return rule.slot >= 0; };
-  if (std::any_of(host_.rules.begin(), host_.rules.end(), has_rule)) {
-    options.rules = tables->Put(host_.rules);
+  if (HasRules(host_.rules)) options.rules = tables->Put(host_.rules);
+  if (WantsLogprobs(host_.top)) options.top = tables->Put(host_.top);
+  if (!host_.told.row_ids.empty()) {
+    options.told = {.row_ids = tables->Put(host_.told.row_ids),
+                    .tokens = tables->Put(host_.told.tokens),
+                    .top = tables->Put(host_.told.top),
+                    .out = device_told_.data(),
+                    .rows = static_cast<int>(host_.told.row_ids.size())};
   }
   return options;
 }
 
 // The step's own draw, of logits as they are, is not worth a second recording of every step.
 void DeviceRunner::RunOptions(const StepArrays& arrays, const StepOptions& options, int sampled) {
-  if (options.rules == nullptr) return;
-  layers_->SampleByRules(backend_, {options.rules, rules_state_.get()}, arrays.sampled_rows,
-                         arrays.token_ids, arrays.sampling, sampled, device_tokens_.data());
+  if (options.rules != nullptr) {
+    layers_->SampleByRules(backend_, {options.rules, rules_state_.get()}, arrays.sampled_rows,
+                           arrays.token_ids, arrays.sampling, sampled, device_tokens_.data());
+  }
+  if (options.top != nullptr) {
+    layers_->TopLogprobs(backend_, device_tokens_.data(), options.top, sampled,
+                         device_logprobs_.data());
+  }
 }
 
 // Only where all tokens of this step lie in one order on the device: that of the graph which it
@@ -544,8 +609,9 @@ bool DeviceRunner::GatherGraphRows(const StepInputs& inputs) {
     const int position = segment.rows.first_position + 1;
     if (!MayRunAhead(segment, position)) continue;
     GraphRow& row = graph_rows_[by_ahead ? answered_[i] : i];
-    row = {&segment, segment.kv->id,   segment.kv->frames_epoch,
-           position, segment.sampling, rules_state_->Next(segment)};
+    row = {&segment,        segment.kv->id,   segment.kv->frames_epoch,
+           position,        segment.sampling, rules_state_->Next(segment),
+           segment.logprobs};
     row.sampling.position += 1;
     ++going_on;
   }
@@ -576,11 +642,14 @@ void DeviceRunner::LaunchAhead() {
   host_.sampled_rows.clear();
   host_.sampling.clear();
   host_.rules.clear();
+  host_.top.clear();
+  host_.told.Clear();
   for (int i = 0; i < rows; ++i) {
     GraphRow& row = ahead_rows_[i];
     host_.sampled_rows.push_back(i);
     host_.sampling.push_back(row.sampling);
     host_.rules.push_back(row.rule);
+    host_.top.push_back(row.logprobs);
     if (row.segment == nullptr) {
       attention_->AddPadding(i);
       host_.sampling.back().temperature = 0.0f;
@@ -608,14 +677,22 @@ void DeviceRunner::LaunchAhead() {
   backend_->Copy(arrays.token_ids, device_tokens_.data(), rows * sizeof(int32_t));
   backend_->Launch(*graphs_.at(graph));
   RunOptions(arrays, step_options, rows);
-  ahead_ = CopyResult(rows, calls);
+  ahead_ = CopyResult(rows, calls, step_options);
 }
 
 // A ring of three: the step that is answered, the rest that runs beside it, and the one ahead.
-DeviceRunner::InFlight DeviceRunner::CopyResult(int count, const AttentionCalls& calls) {
+DeviceRunner::InFlight DeviceRunner::CopyResult(int count, const AttentionCalls& calls,
+                                                const StepOptions& options) {
   next_result_ = (next_result_ + 1) % static_cast<int>(results_.size());
   const StepResult& result = results_[next_result_];
   if (count > 0) backend_->Copy(result.tokens, device_tokens_.data(), count * sizeof(int32_t));
+  constexpr size_t kToldBytes = sizeof(kernels::TokenLogprobsRow);
+  if (options.top != nullptr) {
+    backend_->Copy(result.logprobs, device_logprobs_.data(), count * kToldBytes);
+  }
+  if (options.told.rows > 0) {
+    backend_->Copy(told_, device_told_.data(), options.told.rows * kToldBytes);
+  }
   if (calls.tiered) {
     const size_t layers = config_.num_layers;
     backend_->Copy(result.placement, attention_->placement(),
@@ -665,7 +742,8 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
                     copies * store_->pools().layout.page_bytes);
 }
 
-void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device) {
+void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device,
+                          const ToldTokens& told) {
   attention_->BeginStep(backend);
   layers_->Embed(backend, device.token_ids, shape.phases.rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
@@ -674,6 +752,7 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
     layers_->AddAttended(backend, layer, shape.phases);
     layers_->AddMlp(backend, layer, shape.phases);
   }
+  layers_->TellRows(backend, told);
   if (shape.sampled == 0) return;
   layers_->RunHead(backend, device.sampled_rows, shape.sampled);
   layers_->Sample(backend, device.sampling, shape.sampled, device_tokens_.data());

@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/device_attention.h"
 #include "engine/model/model_config.h"
+#include "engine/model/sampling_options.h"
 #include "engine/model/sequence_tables.h"
 #include "engine/model/spill_queue.h"
 #include "engine/model/step_tables.h"
@@ -120,12 +121,16 @@ class DeviceRunner final : public ModelRunner {
   // What steps with options of sampling upload and run beside: nothing where no row has any.
   struct StepOptions {
     const kernels::LogitRule* rules = nullptr;  // [sampled]; null: none
+    const int32_t* top = nullptr;               // [sampled]; null: no log probabilities
+    ToldTokens told;                            // no rows in recorded steps
   };
   struct HostArrays {
     std::vector<int32_t> token_ids;
     std::vector<int32_t> sampled_rows;
     std::vector<kernels::SamplingRow> sampling;
     std::vector<kernels::LogitRule> rules;  // [sampled]
+    std::vector<int32_t> top;               // [sampled]: StepSegment::logprobs
+    ToldList told;
   };
   // A row of a decode graph; epoch 0: padding.
   struct GraphRow {
@@ -135,12 +140,14 @@ class DeviceRunner final : public ModelRunner {
     int position = 0;
     kernels::SamplingRow sampling;
     kernels::LogitRule rule;
+    int logprobs = -1;
   };
   // What a step brings back to the host.
   struct StepResult {
     int32_t* tokens = nullptr;                      // [max_segments]
     kernels::PlacementCounts* placement = nullptr;  // [layers], of all steps
     int64_t* stamps = nullptr;                      // [layers][2]
+    kernels::TokenLogprobsRow* logprobs = nullptr;  // [max_segments]
   };
   // A launched step whose result is on its way.
   struct InFlight {
@@ -173,6 +180,8 @@ class DeviceRunner final : public ModelRunner {
   void AddCalls(const AttentionPiece& piece, StepShape* shape) const;
   // Gives rows to all pieces, in order, and writes them down.
   void FillRows(const StepInputs& inputs);
+  void AddTold(const StepInputs& inputs);
+  int RowOf(const StepSegment& segment, int position) const;
   void FillPiece(const StepInputs& inputs, Piece* piece);
   void AddStaged();
   GraphKey KeyOf(const StepShape& shape) const;
@@ -185,11 +194,16 @@ class DeviceRunner final : public ModelRunner {
   bool GatherGraphRows(const StepInputs& inputs);
   bool MayRunAhead(const StepSegment& segment, int position) const;
   void LaunchAhead();
-  InFlight CopyResult(int count, const AttentionCalls& calls);
+  // What `options` asks for comes along.
+  InFlight CopyResult(int count, const AttentionCalls& calls, const StepOptions& options);
+  void FillOutputs(const StepInputs& inputs, const InFlight& foreseen, const InFlight& rest,
+                   StepOutputs* outputs) const;
   void WaitFor(const InFlight& step);
   void CountTransfers(const InFlight& step);
-  void RunOps(kernels::Backend* backend, const StepShape& shape, const StepArrays& device);
-  // Behind a step that has drawn `sampled` tokens as if there were none: draws them anew.
+  void RunOps(kernels::Backend* backend, const StepShape& shape, const StepArrays& device,
+              const ToldTokens& told = {});
+  // Behind a step that has drawn `sampled` tokens as if there were none: draws them anew by rules,
+  // and tells log probabilities.
   void RunOptions(const StepArrays& arrays, const StepOptions& options, int sampled);
   std::vector<float> CopyRows(const float* rows);
 
@@ -228,10 +242,13 @@ class DeviceRunner final : public ModelRunner {
   std::vector<int32_t> last_tokens_;  // [ahead_rows_]: what they were foreseen to go on from
 
   std::vector<void*> host_allocations_;
-  std::unique_ptr<StepTables> decode_tables_;     // of graphs
-  std::unique_ptr<StepTables> mixed_tables_;      // of other steps
-  kernels::BackendArray<int32_t> device_tokens_;  // [max_segments] sampled
-  std::array<StepResult, 3> results_{};           // of the last steps
+  std::unique_ptr<StepTables> decode_tables_;                         // of graphs
+  std::unique_ptr<StepTables> mixed_tables_;                          // of other steps
+  kernels::BackendArray<int32_t> device_tokens_;                      // [max_segments] sampled
+  kernels::BackendArray<kernels::TokenLogprobsRow> device_logprobs_;  // [max_segments]
+  kernels::BackendArray<kernels::TokenLogprobsRow> device_told_;      // [max_rows]
+  kernels::TokenLogprobsRow* told_ = nullptr;  // [max_rows] on the host, of the last step
+  std::array<StepResult, 3> results_{};        // of the last steps
   int next_result_ = 0;
   std::vector<kernels::PlacementCounts> counted_;  // [layers]: what stats_ have
   std::vector<AttentionCalls> recorded_;

@@ -1,5 +1,6 @@
 #include "engine/model/transformer_layers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -221,6 +222,24 @@ void TransformerLayers::SampleByRules(Backend* backend, const RuleRows& rules,
                          .tokens = tokens,
                          .rows = rows,
                          .vocab = config_.vocab_size});
+}
+
+void TransformerLayers::TopLogprobs(Backend* backend, const int32_t* tokens, const int32_t* top,
+                                    int rows, kernels::TokenLogprobsRow* out) const {
+  backend->TopLogprobs({.logits = logits_,
+                        .tokens = tokens,
+                        .top = top,
+                        .out = out,
+                        .rows = rows,
+                        .vocab = config_.vocab_size});
+}
+
+void TransformerLayers::TellRows(Backend* backend, const ToldTokens& told) const {
+  for (int first = 0; first < told.rows; first += options_.max_sampled) {
+    const int rows = std::min(options_.max_sampled, told.rows - first);
+    RunHead(backend, told.row_ids + first, rows);
+    TopLogprobs(backend, told.tokens + first, told.top + first, rows, told.out + first);
+  }
 }
 
 }  // namespace augur::engine

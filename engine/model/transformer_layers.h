@@ -41,6 +41,15 @@ struct RuleRows {
   LogitState* state = nullptr;
 };
 
+// Tokens behind hidden rows, to be told.
+struct ToldTokens {
+  const int32_t* row_ids = nullptr;          // [rows]
+  const int32_t* tokens = nullptr;           // [rows]
+  const int32_t* top = nullptr;              // [rows]
+  kernels::TokenLogprobsRow* out = nullptr;  // [rows]
+  int rows = 0;
+};
+
 class TransformerLayers {
  public:
   static absl::StatusOr<std::unique_ptr<TransformerLayers>> Create(
@@ -65,6 +74,12 @@ class TransformerLayers {
   void SampleByRules(kernels::Backend* backend, const RuleRows& rules, const int32_t* row_ids,
                      const int32_t* token_ids, const kernels::SamplingRow* sampling, int rows,
                      int32_t* tokens) const;
+
+  // Log probabilities under logits() as they are (kernels/ops/top_logprobs.h).
+  void TopLogprobs(kernels::Backend* backend, const int32_t* tokens, const int32_t* top, int rows,
+                   kernels::TokenLogprobsRow* out) const;
+  // Likewise of any number of hidden rows, by as many calls of RunHead as they need.
+  void TellRows(kernels::Backend* backend, const ToldTokens& told) const;
 
   float* qkv() const { return qkv_; }  // [max_rows, qkv_stride]
   int qkv_stride() const { return options_.qkv_stride; }

@@ -107,31 +107,60 @@ void TransformerRunner::RunHead(const StepInputs& inputs, StepOutputs* outputs) 
   sampled_rows_.clear();
   sampling_.clear();
   rules_.clear();
-  bool has_rules = false;
+  top_.clear();
   for (const StepSegment& segment : inputs.segments) {
     if (!segment.wants_token) continue;
     sampled_rows_.push_back(segment.rows.first_row + segment.rows.num_rows - 1);
     sampling_.push_back(segment.sampling);
     rules_.push_back(rules_state_->Prepare(segment));
-    has_rules |= segment.rules != nullptr;
+    top_.push_back(segment.logprobs);
   }
-  outputs->tokens.assign(inputs.segments.size(), 0);
-  const int rows = static_cast<int>(sampled_rows_.size());
-  if (rows > 0) {
-    sampled_.resize(rows);
-    layers_->RunHead(backend_, sampled_rows_.data(), rows);
-    if (has_rules) {
-      layers_->SampleByRules(backend_, {rules_.data(), rules_state_.get()}, sampled_rows_.data(),
-                             inputs.token_ids.data(), sampling_.data(), rows, sampled_.data());
-    } else {
-      layers_->Sample(backend_, sampling_.data(), rows, sampled_.data());
-    }
-  }
+  TellPrompts(inputs, outputs);
+  logprobs_.clear();
+  if (!sampled_rows_.empty()) Sample(inputs);
   backend_->Synchronize();
+  outputs->tokens.assign(inputs.segments.size(), 0);
+  outputs->logprobs.clear();
+  if (!logprobs_.empty()) outputs->logprobs.resize(inputs.segments.size());
   int next = 0;
   for (size_t i = 0; i < inputs.segments.size(); ++i) {
-    if (inputs.segments[i].wants_token) outputs->tokens[i] = sampled_[next++];
+    if (!inputs.segments[i].wants_token) continue;
+    if (!logprobs_.empty()) outputs->logprobs[i] = logprobs_[next];
+    outputs->tokens[i] = sampled_[next++];
   }
+}
+
+// Before the sampled rows, whose logits stay for who asks.
+void TransformerRunner::TellPrompts(const StepInputs& inputs, StepOutputs* outputs) {
+  told_.Clear();
+  for (const StepSegment& segment : inputs.segments) {
+    const ToldRows told = ToldRowsOf(segment);
+    for (int position = told.first; position < told.first + told.count; ++position) {
+      const int row = segment.rows.first_row + position - segment.rows.first_position;
+      told_.Add(row, segment.tokens[position + 1], segment.prompt_logprobs);
+    }
+  }
+  outputs->prompt_logprobs.resize(told_.row_ids.size());
+  layers_->TellRows(backend_, {.row_ids = told_.row_ids.data(),
+                               .tokens = told_.tokens.data(),
+                               .top = told_.top.data(),
+                               .out = outputs->prompt_logprobs.data(),
+                               .rows = static_cast<int>(told_.row_ids.size())});
+}
+
+void TransformerRunner::Sample(const StepInputs& inputs) {
+  const int rows = static_cast<int>(sampled_rows_.size());
+  sampled_.resize(rows);
+  layers_->RunHead(backend_, sampled_rows_.data(), rows);
+  if (HasRules(rules_)) {
+    layers_->SampleByRules(backend_, {rules_.data(), rules_state_.get()}, sampled_rows_.data(),
+                           inputs.token_ids.data(), sampling_.data(), rows, sampled_.data());
+  } else {
+    layers_->Sample(backend_, sampling_.data(), rows, sampled_.data());
+  }
+  if (!WantsLogprobs(top_)) return;
+  logprobs_.resize(rows);
+  layers_->TopLogprobs(backend_, sampled_.data(), top_.data(), rows, logprobs_.data());
 }
 
 std::span<const float> TransformerRunner::logits() const {

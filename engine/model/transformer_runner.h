@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/layer_worker.h"
 #include "engine/model/model_config.h"
+#include "engine/model/sampling_options.h"
 #include "engine/model/transformer_layers.h"
 #include "engine/model/transformer_weights.h"
 #include "engine/model_runner.h"
@@ -63,6 +64,8 @@ class TransformerRunner final : public ModelRunner {
                     const TransformerRunnerOptions& options);
   LayerWorkerOptions AttentionOptions() const;
   void RunHead(const StepInputs& inputs, StepOutputs* outputs);
+  void TellPrompts(const StepInputs& inputs, StepOutputs* outputs);
+  void Sample(const StepInputs& inputs);
 
   kernels::Backend* const backend_;
   const ModelConfig config_;
@@ -74,6 +77,9 @@ class TransformerRunner final : public ModelRunner {
   std::vector<int32_t> sampled_rows_;  // last rows of segments that want a token
   std::vector<kernels::SamplingRow> sampling_;
   std::vector<kernels::LogitRule> rules_;  // of sampled rows
+  std::vector<int32_t> top_;               // likewise: StepSegment::logprobs
+  std::vector<kernels::TokenLogprobsRow> logprobs_;
+  ToldList told_;
   std::vector<int32_t> sampled_;
 };
 

@@ -14,6 +14,7 @@
 #include "server/client/connection.h"
 #include "server/client/exit_status.h"
 #include "server/client/interrupt.h"
+#include "server/client/logprob_lines.h"
 #include "server/client/printing.h"
 #include "server/client/progress_bar.h"
 #include "server/client/prompt_input.h"
@@ -61,6 +62,8 @@ struct CompleteOptions {
   std::optional<uint32_t> value_samples;
 
   bool show_special_tokens = false;
+  bool echo = false;
+  std::optional<uint32_t> logprobs;
   std::string progress = "auto";
   bool timings = false;
   bool quiet = false;
@@ -208,7 +211,12 @@ void FillAttention(const CompleteOptions& options, v1::AttentionOptions* attenti
 }
 
 void AddOutputOptions(CLI::App* command, CompleteOptions* options) {
+  command->add_flag("--echo", options->echo, "Print the prompt before the answer")
+      ->group("What standard output shows");
   OptionGroup group(command, "What standard error shows");
+  group.Add("--logprobs", &options->logprobs, "N",
+            "At the end, one a line: the log probability and rank of\nevery token, and the N "
+            "likeliest, 0 to 20; with --echo of\nthe prompt's, too");
   group
       .Add("--progress", &options->progress, "WHEN",
            "Prefill progress: auto (a bar, on a terminal only),\nalways (lines where there is no "
@@ -253,8 +261,12 @@ v1::CompleteRequest MakeRequest(const CompleteOptions& options, std::string prom
   stopping->set_ignore_eos(options.ignore_eos);
   stopping->set_include_stop(options.include_stop);
 
-  request.mutable_output()->set_progress(progress);
-  if (options.show_special_tokens) request.mutable_output()->set_skip_special_tokens(false);
+  v1::OutputOptions* output = request.mutable_output();
+  output->set_progress(progress);
+  if (options.show_special_tokens) output->set_skip_special_tokens(false);
+  output->set_echo(options.echo);
+  if (options.logprobs) output->set_logprobs(*options.logprobs);
+  if (options.logprobs && options.echo) output->set_prompt_logprobs(*options.logprobs);
   FillAttention(options, request.mutable_attention());
   return request;
 }
@@ -317,12 +329,14 @@ class StreamPrinter {
   bool Print(const v1::CompleteResponse& response) {
     if (response.has_progress()) {
       bar_.Show(response.progress());
-    } else if (response.has_chunk() && several_) {
-      texts_[response.chunk().index()] += response.chunk().text();
-    } else if (response.has_chunk() && !response.chunk().text().empty()) {
-      bar_.Clear();
-      ends_line_ = response.chunk().text().back() == '\n';
-      return WriteOut(response.chunk().text());
+    } else if (response.has_prompt_tokens()) {
+      KeepLogprobs(response.prompt_tokens().logprobs(), &prompt_logprobs_);
+      return Show(response.prompt_tokens().text());
+    } else if (response.has_chunk()) {
+      const v1::TokenChunk& chunk = response.chunk();
+      KeepLogprobs(chunk.logprobs(), &logprobs_[chunk.index()]);
+      if (!several_) return Show(chunk.text());
+      texts_[chunk.index()] += chunk.text();
     } else if (response.has_finished()) {
       TakeFinished(response.finished());
       if (several_) return PrintChoice(response.finished());
@@ -336,10 +350,32 @@ class StreamPrinter {
     if (!ends_line_ && isatty(STDOUT_FILENO) != 0) WriteOut("\n");
   }
 
+  // What came of them, a line a token: the prompt's, then each choice's.
+  std::string logprobs() const {
+    std::string all = prompt_logprobs_;
+    for (const auto& [choice, lines] : logprobs_) {
+      if (several_ && !lines.empty()) all += "--- choice " + std::to_string(choice) + "\n";
+      all += lines;
+    }
+    return all;
+  }
+
   // Of several choices the one that ended last, with the tokens of all.
   const std::optional<v1::Finished>& finished() const { return finished_; }
 
  private:
+  bool Show(const std::string& text) {
+    if (text.empty()) return true;
+    bar_.Clear();
+    ends_line_ = text.back() == '\n';
+    return WriteOut(text);
+  }
+
+  static void KeepLogprobs(const google::protobuf::RepeatedPtrField<v1::TokenLogprobs>& logprobs,
+                           std::string* lines) {
+    for (const v1::TokenLogprobs& one : logprobs) *lines += LogprobLine(one);
+  }
+
   void TakeFinished(const v1::Finished& finished) {
     const uint32_t before = finished_ ? finished_->usage().completion_tokens() : 0;
     finished_ = finished;
@@ -349,6 +385,8 @@ class StreamPrinter {
 
   bool PrintChoice(const v1::Finished& finished) {
     bar_.Clear();
+    // A prompt that was echoed need not end a line.
+    if (!ends_line_ && !WriteOut("\n")) return false;
     ends_line_ = true;
     return WriteOut("--- choice " + std::to_string(finished.index()) + " (" + ReasonOf(finished) +
                     ")\n" + texts_[finished.index()] + "\n");
@@ -358,6 +396,8 @@ class StreamPrinter {
   const bool several_;
   std::map<uint32_t, std::string> texts_;  // of several choices
   bool ends_line_ = true;
+  std::string prompt_logprobs_;
+  std::map<uint32_t, std::string> logprobs_;  // by choice
   std::optional<v1::Finished> finished_;
 };
 
@@ -396,6 +436,7 @@ int Stream(const CompleteOptions& options, const v1::CompleteRequest& request,
     PrintError("the stream ended well but without a result");
     return kExitFailed;
   }
+  std::fputs(printer.logprobs().c_str(), stderr);
   if (options.timings) PrintTimings(*printer.finished());
   if (!options.timings && !options.quiet) PrintSummary(*printer.finished());
   return kExitOk;
@@ -414,6 +455,10 @@ int RunComplete(const CompleteOptions& options) {
   for (const std::string& bias : options.logit_bias) {
     if (AddBias(bias, &ignored)) continue;
     PrintError("--logit-bias: expected ID=BIAS, found " + bias);
+    return kExitUsage;
+  }
+  if (options.logprobs && options.quiet) {
+    PrintError("give --logprobs or --quiet, not both");
     return kExitUsage;
   }
   std::string document = options.text;

@@ -134,7 +134,8 @@ class AugurClientTest(unittest.TestCase):
     def test_bad_usage(self):
         for arguments in (["complete"], ["complete", "--bogus", "x"], ["complete", "-f", "/missing"],
                           ["complete", "--max-tokens", "x", "y"], ["complete", "-f", self.handbook, "text"],
-                          ["complete", "--quiet", "--timings", "text"], ["tokenize", "--tokenizer", "/missing"]):
+                          ["complete", "--quiet", "--timings", "text"],
+                          ["complete", "--quiet", "--logprobs", "1", "text"], ["tokenize", "--tokenizer", "/missing"]):
             result = self.augur(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
@@ -147,6 +148,32 @@ class AugurClientTest(unittest.TestCase):
                             "The package is")
         self.assertEqual(result.returncode, 0, result)
         self.assertNotIn(" ", result.stdout)
+
+    def test_echo_and_logprobs(self):
+        plain = self.augur("complete", *GREEDY, "--quiet", "--max-tokens", "4", "The package is")
+        echoed = self.augur("complete", *GREEDY, "--max-tokens", "4", "--echo", "--logprobs", "2", "The package is")
+        self.assertEqual(echoed.returncode, 0, echoed)
+        self.assertEqual(echoed.stdout, "The package is" + plain.stdout)
+        *lines, summary = echoed.stderr.splitlines()
+        self.assertIn("4 generated", summary)
+        first, *others = lines
+        self.assertIn("the prompt's first token", first)
+        self.assertEqual(len(lines), int(summary.split(" ")[0]) + 4)
+        for line in others:
+            self.assertRegex(line, r"^ *-\d+\.\d{4}  rank \d+  \".*\"   \".*\" -\d+\.\d{4}, \".*\" -\d+\.\d{4}$")
+        for line in lines[-4:]:
+            self.assertIn("rank 1 ", line)
+
+    def test_penalties(self):
+        plain = self.augur("complete", *GREEDY, "--quiet", "--max-tokens", "60", "The package")
+        changed = self.augur("complete", *GREEDY, "--quiet", "--max-tokens", "60", "--repetition-penalty", "1.5",
+                             "--presence-penalty", "0.5", "--frequency-penalty", "0.5", "The package")
+        self.assertEqual((plain.returncode, changed.returncode), (0, 0))
+        self.assertNotEqual(plain.stdout, changed.stdout)
+        words = changed.stdout.split()
+        self.assertGreater(len(set(words)) / len(words), 0.8)
+        refused = self.augur("complete", "--repetition-penalty", "0", "The package")
+        self.assertRegex(refused.stderr, r"^augur: INVALID_ARGUMENT: .*repetition_penalty.*\n$")
 
     def test_info(self):
         table = self.augur("info")

@@ -1,6 +1,8 @@
 // What one client sees of a running daemon: the order of a stream, its text, its refusals.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -226,6 +228,103 @@ TEST_F(CompletionTest, DeadlineEndsWithoutFinished) {
   EXPECT_FALSE(result.finished);
 }
 
+// The text of its ids, however many pieces, and nothing drawn where nothing is wanted.
+TEST_F(CompletionTest, EchoIsThePrompt) {
+  for (const uint32_t max_tokens : {0u, 5u}) {
+    for (const bool logprobs : {false, true}) {
+      v1::CompleteRequest request =
+          GreedyRequest(needle_.prompt + " gr\u00fc\u00df \U0001F600", max_tokens);
+      request.mutable_output()->set_echo(true);
+      request.mutable_output()->set_token_ids(true);
+      if (logprobs) request.mutable_output()->set_prompt_logprobs(20);
+      const CallResult result = RunWell(request);
+      EXPECT_EQ(result.PromptText(), request.text());
+      const uint32_t prompt = result.accepted->prompt_tokens();
+      uint32_t ids = 0;
+      for (const v1::PromptTokens& piece : result.prompt) {
+        EXPECT_EQ(piece.first_position(), ids);
+        ids += piece.token_ids_size();
+      }
+      EXPECT_EQ(ids, prompt);
+      EXPECT_EQ(result.PromptLogprobs().size(), logprobs ? prompt : 0);
+      EXPECT_EQ(result.TokenIds().size(), max_tokens);
+      EXPECT_EQ(result.finished->usage().completion_tokens(), max_tokens);
+      EXPECT_EQ(result.finished->finish_reason(), v1::FINISH_REASON_LENGTH);
+      if (logprobs) {
+        EXPECT_EQ(result.finished->usage().cached_tokens(), 0);
+      }
+    }
+  }
+}
+
+// What was told of generated tokens is told of them as a prompt, and both are distributions.
+TEST_F(CompletionTest, LogprobsOfThePromptAreThoseOfTheAnswer) {
+  v1::CompleteRequest request = WildRequest(4, 1, 40);
+  request.mutable_output()->set_logprobs(20);
+  const CallResult drawn = RunWell(request);
+  const std::vector<v1::TokenLogprobs> told = drawn.Logprobs();
+  ASSERT_EQ(told.size(), 40u);
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text(request.text());
+  grpc::ClientContext context;
+  v1::TokenizeResponse tokens;
+  ASSERT_TRUE(stub_->Tokenize(&context, tokenize, &tokens).ok());
+  for (const uint32_t id : drawn.TokenIds()) tokens.add_ids(id);
+  *request.mutable_token_ids()->mutable_ids() = tokens.ids();
+  request.mutable_stopping()->set_max_tokens(0);
+  request.mutable_output()->clear_logprobs();
+  request.mutable_output()->set_prompt_logprobs(20);
+  const std::vector<v1::TokenLogprobs> prompt = RunWell(request).PromptLogprobs();
+  ASSERT_EQ(prompt.size(), static_cast<size_t>(tokens.ids_size()));
+  EXPECT_FALSE(prompt[0].has_chosen());
+  std::string text;
+  for (size_t i = 0; i < told.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(told[i].SerializeAsString(), prompt[prompt.size() - 40 + i].SerializeAsString());
+    EXPECT_EQ(told[i].chosen().token_id(), drawn.TokenIds()[i]);
+    text += told[i].chosen().token();
+    ASSERT_EQ(told[i].top_size(), 20);
+    double sum = 0;
+    for (int j = 0; j < 20; ++j) {
+      EXPECT_EQ(told[i].top(j).rank(), static_cast<uint32_t>(j) + 1);
+      if (j > 0) {
+        EXPECT_LE(told[i].top(j).logprob(), told[i].top(j - 1).logprob());
+      }
+      sum += std::exp(double{told[i].top(j).logprob()});
+    }
+    EXPECT_LT(sum, 1 + 1e-6);
+    EXPECT_GT(sum, 0.05);
+  }
+  EXPECT_EQ(text, drawn.Text());
+}
+
+TEST_F(CompletionTest, RulesChangeWhatIsDrawn) {
+  const v1::CompleteRequest plain = WildRequest(9, 0, 80);
+  const auto drawn_twice = [](const std::vector<uint32_t>& ids) {
+    return ids.size() - std::set<uint32_t>(ids.begin(), ids.end()).size();
+  };
+  const std::vector<uint32_t> ids = RunWell(plain).TokenIds();
+  ASSERT_GT(drawn_twice(ids), 10u);
+  v1::CompleteRequest request = plain;
+  request.mutable_sampling()->set_frequency_penalty(2);
+  request.mutable_sampling()->set_presence_penalty(2);
+  request.mutable_sampling()->set_repetition_penalty(3);
+  EXPECT_LT(drawn_twice(RunWell(request).TokenIds()), 3u);
+  request = plain;
+  for (const uint32_t id : {ids[0], ids[1]}) request.mutable_sampling()->add_allowed_token_ids(id);
+  for (const uint32_t id : RunWell(request).TokenIds()) EXPECT_TRUE(id == ids[0] || id == ids[1]);
+  (*request.mutable_sampling()->mutable_logit_bias())[ids[0]] = -100;
+  EXPECT_EQ(RunWell(request).TokenIds(), std::vector<uint32_t>(80, ids[1]));
+  request = plain;
+  request.mutable_stopping()->set_min_tokens(30);
+  for (int i = 0; i < 10; ++i) request.mutable_stopping()->add_stop_token_ids(ids[i]);
+  const CallResult result = RunWell(request);
+  EXPECT_GE(result.TokenIds().size(), 30u);
+  for (size_t i = 0; i < 30; ++i) {
+    EXPECT_EQ(std::count(ids.begin(), ids.begin() + 10, result.TokenIds()[i]), 0);
+  }
+}
+
 struct Refusal {
   const char* name;
   grpc::StatusCode code;
@@ -264,14 +363,12 @@ const Refusal kRefusals[] = {
      }},
     {"n", grpc::StatusCode::INVALID_ARGUMENT, "sampling.n",
      [](v1::CompleteRequest* r) { r->mutable_sampling()->set_n(33); }},
-    {"logprobs", grpc::StatusCode::FAILED_PRECONDITION, "logprobs",
-     [](v1::CompleteRequest* r) { r->mutable_output()->set_logprobs(1); }},
+    {"logprobs", grpc::StatusCode::INVALID_ARGUMENT, "logprobs",
+     [](v1::CompleteRequest* r) { r->mutable_output()->set_logprobs(21); }},
     {"penalty", grpc::StatusCode::INVALID_ARGUMENT, "repetition_penalty",
      [](v1::CompleteRequest* r) { r->mutable_sampling()->set_repetition_penalty(0); }},
     {"logit bias", grpc::StatusCode::INVALID_ARGUMENT, "logit_bias",
      [](v1::CompleteRequest* r) { (*r->mutable_sampling()->mutable_logit_bias())[5] = 101; }},
-    {"echo", grpc::StatusCode::FAILED_PRECONDITION, "echo",
-     [](v1::CompleteRequest* r) { r->mutable_output()->set_echo(true); }},
 };
 
 TEST_F(CompletionTest, RefusalsNameTheField) {

@@ -67,9 +67,10 @@ class PythonClientTest(unittest.TestCase):
 
     def test_unbuilt_field(self):
         with self.assertRaises(grpc.RpcError) as refusal:
-            self.complete(pb.CompleteRequest(text=PROMPT, output=pb.OutputOptions(echo=True)))
+            self.complete(pb.CompleteRequest(text=PROMPT, 
+                                               attention=pb.AttentionOptions(policy=pb.ATTENTION_POLICY_FORECAST)))
         self.assertEqual(refusal.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
-        self.assertIn("echo", refusal.exception.details())
+        self.assertIn("attention.policy", refusal.exception.details())
 
     def test_special_tokens_of_a_prompt(self):
         def prompt_tokens(**fields):

@@ -295,6 +295,9 @@ class World final : public engine::TokenOutput {
           Fault("progress too far");
         client.last_progress = event.progress.processed_tokens;
         return;
+      case TokenEvent::Kind::kPrompt:
+        Fault("a prompt that nobody asked for");
+        return;
       case TokenEvent::Kind::kToken: {
         const int32_t expected = NextToken(choice.chain, settings_.shape, client.request->attention,
                                            client.num_prompt(), event.choice);

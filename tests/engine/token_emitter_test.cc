@@ -166,5 +166,109 @@ TEST(TextStreamTest, WithoutATokenizerIdsFlow) {
   EXPECT_FALSE(stream.TakeChunk(&chunk));
 }
 
+std::vector<kernels::TokenLogprobsRow> RowsOf(const std::vector<TokenId>& tokens, int top) {
+  std::vector<kernels::TokenLogprobsRow> rows;
+  for (const TokenId token : tokens) {
+    kernels::TokenLogprobsRow row;
+    row.chosen = {token, -0.5f * static_cast<float>(token)};
+    row.rank = token + 1;
+    for (int i = 0; i < top; ++i) row.top[i] = {i, -0.25f};
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+// However the engine cuts the prompt: pieces of a bounded size that put together are the prompt.
+TEST(PromptStreamTest, PiecesAreThePromptWhereverItIsCut) {
+  const std::unique_ptr<Tokenizer> tokenizer = DemoTokenizer();
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    Request request;
+    const int count = static_cast<int>(1 + random() % (seed % 10 == 0 ? 4000 : 60));
+    for (int i = 0; i < count; ++i) {
+      request.prompt.push_back(static_cast<TokenId>(random() % tokenizer->vocab_size()));
+    }
+    request.output.echo = seed % 4 != 3;
+    request.output.token_ids = seed % 3 == 0;
+    request.output.skip_special_tokens = seed % 2 == 0;
+    request.output.prompt_logprobs = seed % 5 == 0 ? -1 : static_cast<int>(seed % 5) * 5;
+    const int top = request.output.prompt_logprobs;
+    PromptStream stream(tokenizer.get(), request);
+    std::string text;
+    std::vector<TokenId> ids;
+    std::vector<TokenLogprobs> logprobs;
+    for (int first = 0; first < count;) {
+      TokenEvent event;
+      event.first_position = first;
+      event.end_position = std::min(count, first + 1 + static_cast<int>(random() % 700));
+      if (top >= 0) {
+        const auto begin = request.prompt.begin();
+        event.logprobs =
+            RowsOf({begin + std::max(1, first), begin + event.end_position}, std::min(top, 20));
+      }
+      stream.Push(event, [&](PromptTokens piece) {
+        if (top >= 0) {
+          ASSERT_EQ(piece.first_position, logprobs.size());
+        }
+        size_t bytes = piece.text.size() + 5 * piece.token_ids.size();
+        for (const TokenLogprobs& one : piece.logprobs) {
+          for (const TokenLogprob& other : one.top) bytes += 24 + other.bytes.size();
+        }
+        EXPECT_LT(bytes, PromptStream::kMessageBytes + 4096);
+        text += piece.text;
+        ids.insert(ids.end(), piece.token_ids.begin(), piece.token_ids.end());
+        logprobs.insert(logprobs.end(), piece.logprobs.begin(), piece.logprobs.end());
+      });
+      first = event.end_position;
+    }
+    const bool skip = request.output.skip_special_tokens;
+    EXPECT_EQ(text, request.output.echo ? tokenizer->Decode(request.prompt, skip) : "");
+    EXPECT_EQ(ids, request.output.echo && request.output.token_ids ? request.prompt
+                                                                   : std::vector<TokenId>());
+    ASSERT_EQ(logprobs.size(), top >= 0 ? request.prompt.size() : 0);
+    for (size_t i = 0; i < logprobs.size(); ++i) {
+      EXPECT_EQ(logprobs[i].chosen.token, i == 0 ? -1 : request.prompt[i]);
+      EXPECT_EQ(logprobs[i].top.size(), i == 0 ? 0 : static_cast<size_t>(top));
+      if (i == 0) continue;
+      EXPECT_EQ(logprobs[i].chosen.bytes, tokenizer->TokenBytes(request.prompt[i]));
+      EXPECT_EQ(logprobs[i].chosen.rank, static_cast<uint32_t>(request.prompt[i]) + 1);
+    }
+  }
+}
+
+// One for each token that a chunk counts, held back with it, hidden ones and those without text
+// included; and not held back for ever.
+TEST(TextStreamTest, LogprobsComeWithTheTokensThatAChunkCounts) {
+  const std::unique_ptr<Tokenizer> tokenizer = DemoTokenizer();
+  Request request;
+  request.output.logprobs = 2;
+  TextStream stream(tokenizer.get(), request);
+  TokenId special = 0;
+  while (!tokenizer->IsSpecial(special)) ++special;
+  std::vector<TokenId> ids(1000, special);
+  const std::vector<TokenId> end =
+      tokenizer->Encode("the end", {.add_special_tokens = false, .parse_special = false});
+  ids.insert(ids.end(), end.begin(), end.end());
+  const auto rows = RowsOf(ids, 2);
+  std::vector<TokenId> told;
+  std::string ignored;
+  TokenChunk chunk;
+  const auto take = [&] {
+    while (stream.TakeChunk(&chunk)) {
+      EXPECT_EQ(chunk.logprobs.size(), chunk.num_tokens);
+      EXPECT_LE(chunk.logprobs.size(), TextStream::kMaxLogprobs);
+      for (const TokenLogprobs& one : chunk.logprobs) told.push_back(one.chosen.token);
+    }
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    stream.Push(ids[i], /*hidden=*/i + 1 == ids.size(), &ignored, &rows[i]);
+    take();
+  }
+  stream.Close();
+  take();
+  EXPECT_EQ(told, ids);
+}
+
 }  // namespace
 }  // namespace augur::engine

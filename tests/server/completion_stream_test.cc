@@ -153,6 +153,50 @@ TEST_F(CompletionStreamTest, AnErrorEndsAllChoices) {
   EXPECT_EQ(Ended(13), 1u);
 }
 
+// The prompt's first token has none; chunks that wait are joined with all that is told of theirs.
+TEST_F(CompletionStreamTest, LogprobsArriveWithTheirTokens) {
+  grpc::ClientContext context;
+  const auto reader = server_.stub->Complete(&context, TextRequest("abc"));
+  const auto submitted = engine_.Take();
+  engine::PromptTokens prompt;
+  prompt.first_position = 7;
+  prompt.text = "ab";
+  prompt.token_ids = {3, 4};
+  prompt.logprobs.resize(2);
+  prompt.logprobs[1].chosen = {.token = 4, .logprob = -0.5f, .rank = 2, .bytes = "\xff"};
+  prompt.logprobs[1].top = {{.token = 9, .logprob = -0.25f, .rank = 1, .bytes = "x"}};
+  submitted->sink->OnPrompt(prompt);
+  for (engine::TokenId token = 0; token < 10; ++token) {
+    engine::TokenChunk chunk = ChunkOf("t");
+    chunk.logprobs.resize(1);
+    chunk.logprobs[0].chosen = {.token = token, .logprob = -1.0f, .rank = 1, .bytes = "t"};
+    submitted->sink->OnChunk(chunk);
+  }
+  submitted->sink->OnFinished(CompletionOf(FinishReason::kLength, 10));
+  const Received received = ReadAll(reader.get());
+  EXPECT_TRUE(received.status.ok());
+  uint32_t next = 0;
+  for (const v1::CompleteResponse& message : received.messages) {
+    if (message.has_prompt_tokens()) {
+      const v1::PromptTokens& told = message.prompt_tokens();
+      EXPECT_EQ(told.first_position(), 7u);
+      EXPECT_EQ(told.text(), "ab");
+      EXPECT_EQ(told.token_ids(1), 4u);
+      ASSERT_EQ(told.logprobs_size(), 2);
+      EXPECT_FALSE(told.logprobs(0).has_chosen());
+      EXPECT_EQ(told.logprobs(1).chosen().token(), "\xff");
+      EXPECT_EQ(told.logprobs(1).chosen().rank(), 2u);
+      EXPECT_EQ(told.logprobs(1).top(0).token_id(), 9u);
+      EXPECT_EQ(told.logprobs(1).top(0).logprob(), -0.25f);
+    }
+    EXPECT_EQ(message.chunk().logprobs_size(), static_cast<int>(message.chunk().num_tokens()));
+    for (const v1::TokenLogprobs& one : message.chunk().logprobs()) {
+      EXPECT_EQ(one.chosen().token_id(), next++);
+    }
+  }
+  EXPECT_EQ(next, 10u);
+}
+
 TEST_F(CompletionStreamTest, AnErrorIsTheOnlyEnd) {
   grpc::ClientContext context;
   const auto reader = server_.stub->Complete(&context, TextRequest("abc"));

@@ -147,9 +147,9 @@ TEST(RequestValidationTest, Stopping) {
   Check({
       {"stopping { max_tokens: 1 }", kOk, ""},
       {"stopping { max_tokens: 0 }", kInvalid, "stopping.max_tokens: expected at least 1"},
-      {"stopping { max_tokens: 0 } output { echo: true }", kNotServed, "output.echo"},
-      {"stopping { max_tokens: 0 } output { prompt_logprobs: 1 }", kNotServed,
-       "output.prompt_logprobs"},
+      {"stopping { max_tokens: 0 } output { echo: true }", kOk, ""},
+      {"stopping { max_tokens: 0 } output { prompt_logprobs: 0 }", kOk, ""},
+      {"stopping { max_tokens: 0 } output { logprobs: 1 }", kInvalid, "stopping.max_tokens"},
       {"stopping { min_tokens: 16 }", kOk, ""},
       {"stopping { min_tokens: 17 }", kInvalid,
        "stopping.min_tokens: expected at most max_tokens 16, found 17"},
@@ -189,11 +189,11 @@ TEST(RequestValidationTest, MinTokensLeaveSomethingToDraw) {
 TEST(RequestValidationTest, OutputAndAttention) {
   Check({
       {"output { token_ids: true progress: true skip_special_tokens: false }", kOk, ""},
-      {"output { logprobs: 0 }", kNotServed, "output.logprobs"},
+      {"output { logprobs: 0 }", kOk, ""},
+      {"output { logprobs: 20 }", kOk, ""},
       {"output { logprobs: 21 }", kInvalid, "output.logprobs: expected at most 20, found 21"},
-      {"output { prompt_logprobs: 5 }", kNotServed, "output.prompt_logprobs"},
+      {"output { prompt_logprobs: 20 echo: true }", kOk, ""},
       {"output { prompt_logprobs: 21 }", kInvalid, "output.prompt_logprobs"},
-      {"output { echo: true }", kNotServed, "output.echo"},
       {"attention { policy: ATTENTION_POLICY_DENSE value_mode: VALUE_MODE_EXACT }", kOk, ""},
       {"attention { policy: ATTENTION_POLICY_SPARSE }", kNotServed, "attention.policy"},
       {"attention { policy: ATTENTION_POLICY_INFINIGEN }", kNotServed,
@@ -301,6 +301,9 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
   EXPECT_EQ(result->sampling.temperature, 1.0f);
   EXPECT_EQ(result->sampling.top_p, 1.0f);
   EXPECT_FALSE(result->has_seed);
+  EXPECT_EQ(result->output.logprobs, -1);
+  EXPECT_EQ(result->output.prompt_logprobs, -1);
+  EXPECT_FALSE(result->output.shows_prompt());
   EXPECT_TRUE(result->encode.add_special_tokens);
   EXPECT_TRUE(result->encode.parse_special);
   EXPECT_TRUE(result->output.skip_special_tokens);
@@ -311,7 +314,8 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
             "repetition_penalty: 1.5 presence_penalty: -0.5 frequency_penalty: 0.25 "
             "logit_bias { key: 8 value: -3 } allowed_token_ids: [8, 9] } "
             "stopping { max_tokens: 9 min_tokens: 2 stop: 'x' stop_token_ids: 4 ignore_eos: true } "
-            "output { token_ids: true progress: true skip_special_tokens: false }"),
+            "output { token_ids: true progress: true skip_special_tokens: false logprobs: 0 "
+            "prompt_logprobs: 7 echo: true }"),
       TestDeployment());
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->request_id, "r");
@@ -336,6 +340,9 @@ TEST(RequestValidationTest, DefaultsAndValuesArrive) {
   EXPECT_EQ(result->stopping.stop_token_ids, std::vector<engine::TokenId>{4});
   EXPECT_TRUE(result->stopping.ignore_eos && result->output.token_ids && result->output.progress);
   EXPECT_FALSE(result->output.skip_special_tokens);
+  EXPECT_EQ(result->output.logprobs, 0);
+  EXPECT_EQ(result->output.prompt_logprobs, 7);
+  EXPECT_TRUE(result->output.echo);
 }
 
 }  // namespace

@@ -22,6 +22,9 @@ class StreamCheck {
       case v1::CompleteResponse::kProgress:
         TakeProgress(response.progress());
         break;
+      case v1::CompleteResponse::kPromptTokens:
+        TakePrompt(response);
+        break;
       case v1::CompleteResponse::kChunk:
         TakeChunk(response.chunk());
         break;
@@ -64,7 +67,21 @@ class StreamCheck {
     result_->progress.push_back(progress);
   }
 
+  void TakePrompt(const v1::CompleteResponse& response) {
+    const v1::PromptTokens& prompt = response.prompt_tokens();
+    Require(result_->chunks.empty(), "the prompt after a chunk");
+    Require(engine::IsValidUtf8(prompt.text()), "cut UTF-8");
+    Require(response.ByteSizeLong() <= size_t{4} << 20, "a message beyond 4 MiB");
+    Require(result_->prompt.empty() ||
+                result_->prompt.back().first_position() < prompt.first_position(),
+            "positions of the prompt do not grow");
+    result_->prompt.push_back(prompt);
+  }
+
   void TakeChunk(const v1::TokenChunk& chunk) {
+    Require(
+        chunk.logprobs().empty() || chunk.logprobs_size() == static_cast<int>(chunk.num_tokens()),
+        "log probabilities are not one a token");
     Require(engine::IsValidUtf8(chunk.text()), "cut UTF-8");
     Require(!result_->choices.contains(chunk.index()), "something of a choice after its Finished");
     result_->chunks.push_back(chunk);
@@ -82,6 +99,29 @@ std::string CallResult::Text(uint32_t choice) const {
     if (chunk.index() == choice) text += chunk.text();
   }
   return text;
+}
+
+std::string CallResult::PromptText() const {
+  std::string text;
+  for (const v1::PromptTokens& piece : prompt) text += piece.text();
+  return text;
+}
+
+std::vector<v1::TokenLogprobs> CallResult::PromptLogprobs() const {
+  std::vector<v1::TokenLogprobs> all;
+  for (const v1::PromptTokens& piece : prompt) {
+    all.insert(all.end(), piece.logprobs().begin(), piece.logprobs().end());
+  }
+  return all;
+}
+
+std::vector<v1::TokenLogprobs> CallResult::Logprobs(uint32_t choice) const {
+  std::vector<v1::TokenLogprobs> all;
+  for (const v1::TokenChunk& chunk : chunks) {
+    if (chunk.index() != choice) continue;
+    all.insert(all.end(), chunk.logprobs().begin(), chunk.logprobs().end());
+  }
+  return all;
 }
 
 std::vector<uint32_t> CallResult::TokenIds(uint32_t choice) const {

@@ -22,6 +22,7 @@ struct CallResult {
   grpc::Status status;
   std::optional<v1::Accepted> accepted;
   std::vector<v1::PrefillProgress> progress;
+  std::vector<v1::PromptTokens> prompt;
   std::vector<v1::TokenChunk> chunks;
   std::optional<v1::Finished> finished;      // of the choice that ended last
   std::map<uint32_t, v1::Finished> choices;  // by index
@@ -34,6 +35,10 @@ struct CallResult {
   // Of one choice.
   std::string Text(uint32_t choice = 0) const;
   std::vector<uint32_t> TokenIds(uint32_t choice = 0) const;
+  std::vector<v1::TokenLogprobs> Logprobs(uint32_t choice = 0) const;
+  // Of all pieces of the prompt.
+  std::string PromptText() const;
+  std::vector<v1::TokenLogprobs> PromptLogprobs() const;
   // "OK", or the status' number and message, how many messages had come, and the faults: for
   // assertion messages.
   std::string Describe() const;

@@ -237,10 +237,13 @@ std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts
     segment.prompt_tokens = sequence.prompt_tokens;
     segment.rope_variant = sequence.rope_variant;
     segment.wants_token = true;
-    segment.tokens = std::span(sequence.tokens).first(sequence.computed + part.rows);
+    segment.tokens = sequence.tokens;
+    segment.logprobs = sequence.logprobs;
+    segment.prompt_logprobs = sequence.prompt_logprobs;
     const int generated = sequence.computed + part.rows - sequence.prompt_tokens;
     // Tokens drawn within the sequence, for their logits alone, are drawn as they are.
-    const bool is_last = segment.tokens.size() == sequence.tokens.size();
+    const int known = static_cast<int>(sequence.tokens.size());
+    const bool is_last = sequence.computed + part.rows == known;
     if (is_last && sequence.rules != nullptr && sequence.rules->ApplyAt(generated)) {
       segment.rules = sequence.rules;
     }

@@ -65,6 +65,8 @@ class ModelDriver {
     float temperature = 0.0f;
     const engine::LogitRules* rules = nullptr;
     int rope_variant = 0;
+    int logprobs = -1;         // as engine::StepSegment has them
+    int prompt_logprobs = -1;  // of all rows
   };
 
   // `room`: tokens that may be appended. hits: blocks taken from the cache under PublishAll's keys.
@@ -100,6 +102,9 @@ class ModelDriver {
   std::vector<std::vector<float>> Adjusted();
 
   const std::vector<int32_t>& sampled() const { return outputs_.tokens; }
+  const engine::StepOutputs& outputs() const { return outputs_; }
+  // For an engine core that steps it instead.
+  engine::ModelRunner* runner();
   // What Decode goes on from, after other sequences have stepped.
   void RestoreSampled(const std::vector<int32_t>& sampled) { outputs_.tokens = sampled; }
   void set_observer(engine::AttentionObserver* observer) { host_runner_->set_observer(observer); }
@@ -114,7 +119,6 @@ class ModelDriver {
   std::vector<float> CopyLogits();
   std::vector<std::vector<float>> InRows(const std::vector<float>& all) const;
   int max_context() const;
-  engine::ModelRunner* runner();
 
   const ModelDriverOptions options_;
   engine::ValueSampling values_;
