@@ -93,16 +93,20 @@ TEST_P(Speed, TimeIsLinear) {
   const auto large = Texts(kLargeBytes);
   SecondsToEncode(*tokenizer, large[0].second);  // the heap grows once
   for (size_t i = 0; i < small.size(); ++i) {
-    // The first run warms up. What a busy machine makes slow is slow once and not twenty times.
-    double short_s = SecondsToEncode(*tokenizer, small[i].second);
+    // A turn compares one long text with as many bytes in short ones, a moment apart, so that a
+    // machine that is busy for a while slows both. What slows one of them alone is there once and
+    // not twenty times.
     double long_s = 1e9;
     double exponent = 9;
-    for (int run = 0; run < 20 && (run == 0 || exponent > kMostExponent); ++run) {
-      for (int k = 0; k < 4; ++k) {
-        short_s = std::min(short_s, SecondsToEncode(*tokenizer, small[i].second));
+    for (int turn = 0; turn < 20 && exponent > kMostExponent; ++turn) {
+      double short_s = 0;
+      for (size_t k = 0; k < kLargeBytes / kSmallBytes; ++k) {
+        short_s += SecondsToEncode(*tokenizer, small[i].second);
       }
-      long_s = std::min(long_s, SecondsToEncode(*tokenizer, large[i].second));
-      exponent = std::log(long_s / short_s) / std::log(double{kLargeBytes} / kSmallBytes);
+      const double seconds = SecondsToEncode(*tokenizer, large[i].second);
+      constexpr double kRatio = double{kLargeBytes} / kSmallBytes;
+      exponent = std::min(exponent, 1 + std::log(seconds / short_s) / std::log(kRatio));
+      long_s = std::min(long_s, seconds);
     }
     std::printf("%-24s %-24s %6.0f ms, exponent %.2f\n", GetParam().c_str(), large[i].first.c_str(),
                 long_s * 1e3, exponent);
