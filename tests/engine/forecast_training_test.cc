@@ -263,6 +263,7 @@ class SlowLayer {
 // and its central differences in double.
 TEST(ForecastPassTest, AgreesWithASlowOne) {
   constexpr int kTokens = 290;  // two chunks
+  constexpr size_t kLayers = kSanitized ? 1 : 3;
   const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
   const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
   const memory::SteadyClock clock;
@@ -287,7 +288,8 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
                 [&](int first, int rows) { pass.BeginChunk(first, rows); });
 
   SlowLayer slow(config, budget, layers.rope().cos, layers.rope().sin);
-  for (const int layer : {0, 1, config.num_layers - 1}) {
+  const int layers_checked[] = {1, 0, config.num_layers - 1};
+  for (const int layer : std::span(layers_checked).first(kLayers)) {
     std::vector<double> head(heads.layers[layer].begin(), heads.layers[layer].end());
     const LayerTally& tally = pass.tallies()[layer];
     EXPECT_NEAR(tally.mean_loss(), slow.Loss(record, head, layer, kTokens),
@@ -345,10 +347,10 @@ class ForecastTrainingTest : public testing::Test {
     options_.model = DemoModel();
     options_.data = {Handbook()};
     options_.out = folder_ + "/heads.safetensors";
-    options_.length = 448;
+    options_.length = kSanitized ? 320 : 448;
     options_.steps = kSanitized ? 2 : 6;
-    options_.batch = 2;
-    options_.held_out = 2;
+    options_.batch = kSanitized ? 1 : 2;
+    options_.held_out = kSanitized ? 1 : 2;
     options_.measure_every = 1000;
     options_.save_every = 2;
     options_.row_stride = 4;
