@@ -1,7 +1,6 @@
 // augur-eval: accuracy of attention policies on long-context tasks, against a running daemon.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "loadtest/attention_policies.h"
+#include "loadtest/command_line.h"
 #include "loadtest/completion_client.h"
 #include "loadtest/evaluation.h"
 #include "loadtest/evaluation_picture.h"
@@ -146,16 +146,7 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
       "daemon refused a policy; 130 interrupted.");
 }
 
-int Fail(int status, const absl::Status& why) {
-  std::fprintf(stderr, "augur-eval: %s\n", std::string(why.message()).c_str());
-  return status;
-}
-
-// A failed call, told with its status: its message may be terse.
-int FailCall(const absl::Status& why) {
-  return Fail(kExitFailed, absl::UnknownError(absl::StrCat(absl::StatusCodeToString(why.code()),
-                                                           ": ", std::string(why.message()))));
-}
+const CommandLine kCommand("augur-eval");
 
 // Every budget under every value mode.
 void AddVariants(AttentionVariant variant, const std::vector<int64_t>& budgets,
@@ -202,32 +193,22 @@ absl::Status ResolveNames(EvalFlags* flags) {
   return CheckOptions(*options);
 }
 
-// Also says early that the file cannot be written; an evaluation may take hours.
-bool WriteFile(const char* flag, const std::string& path, const std::string& text,
-               std::ios::openmode mode) {
-  std::ofstream file(path, std::ios::binary | mode);
-  file << text;
-  file.close();
-  if (!file) std::fprintf(stderr, "augur-eval: %s: cannot write %s\n", flag, path.c_str());
-  return static_cast<bool>(file);
-}
-
 void SayProgress(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
 
 // The daemon is there and takes every length.
 int CheckDaemon(const EvalFlags& flags, CompletionClient* client, v1::GetModelResponse* model) {
   absl::StatusOr<v1::GetModelResponse> answer = client->GetModel();
-  if (!answer.ok()) return FailCall(answer.status());
+  if (!answer.ok()) return kCommand.FailCall(answer.status());
   *model = *std::move(answer);
   for (const int64_t length : flags.lengths) {
     EvaluationOptions options = flags.options;
     options.length = length;
     const absl::Status fits = CheckModel(options, *model);
-    if (!fits.ok()) return Fail(kExitUsage, fits);
+    if (!fits.ok()) return kCommand.Fail(kExitUsage, fits);
   }
   if (flags.options.metrics.empty()) return kExitOk;
   const auto page = ScrapeMetrics(flags.options.metrics);
-  return page.ok() ? kExitOk : Fail(kExitFailed, page.status());
+  return page.ok() ? kExitOk : kCommand.Fail(kExitFailed, page.status());
 }
 
 int MakeDocuments(const EvalFlags& flags, const FillerText& filler, CompletionClient* client,
@@ -238,8 +219,8 @@ int MakeDocuments(const EvalFlags& flags, const FillerText& filler, CompletionCl
     absl::StatusOr<DocumentsOfTasks> of_tasks = BuildDocuments(
         options, filler, [client](const std::string& text) { return client->CountTokens(text); },
         SayProgress);
-    if (absl::IsOutOfRange(of_tasks.status())) return Fail(kExitUsage, of_tasks.status());
-    if (!of_tasks.ok()) return FailCall(of_tasks.status());
+    if (absl::IsOutOfRange(of_tasks.status())) return kCommand.Fail(kExitUsage, of_tasks.status());
+    if (!of_tasks.ok()) return kCommand.FailCall(of_tasks.status());
     (*documents)[length] = *std::move(of_tasks);
   }
   return kExitOk;
@@ -269,10 +250,11 @@ int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient*
   if (!flags.training_text.empty()) {
     std::string lines;
     for (const auto& [length, of_tasks] : documents) lines += TrainingLines(of_tasks);
-    const bool wrote = WriteFile("--training-text", flags.training_text, lines, std::ios::trunc);
+    const bool wrote =
+        kCommand.WriteFile("--training-text", flags.training_text, lines, std::ios::trunc);
     return wrote ? kExitOk : kExitFailed;
   }
-  if (!flags.json.empty() && !WriteFile("--json", flags.json, "", std::ios::app)) {
+  if (!flags.json.empty() && !kCommand.WriteFile("--json", flags.json, "", std::ios::app)) {
     return kExitUsage;
   }
 
@@ -280,24 +262,26 @@ int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient*
   std::fputs(ReportText(evaluation).c_str(), stdout);
   bool written = std::fflush(stdout) == 0;
   if (!flags.json.empty()) {
-    written = WriteFile("--json", flags.json, ReportJson(flags.options, documents, evaluation),
-                        std::ios::trunc) &&
-              written;
+    written =
+        kCommand.WriteFile("--json", flags.json, ReportJson(flags.options, documents, evaluation),
+                           std::ios::trunc) &&
+        written;
   }
   if (!flags.svg.empty()) {
-    written = WriteFile("--svg", flags.svg, ReportSvg(evaluation), std::ios::trunc) && written;
+    written =
+        kCommand.WriteFile("--svg", flags.svg, ReportSvg(evaluation), std::ios::trunc) && written;
   }
   if (signals.stopped()) return kExitInterrupted;
-  if (!asked.ok()) return FailCall(asked);
+  if (!asked.ok()) return kCommand.FailCall(asked);
   if (!written) return kExitFailed;
   return evaluation.refused.empty() ? kExitOk : kExitRefused;
 }
 
 int Run(EvalFlags flags) {
   const absl::Status names = ResolveNames(&flags);
-  if (!names.ok()) return Fail(kExitUsage, names);
+  if (!names.ok()) return kCommand.Fail(kExitUsage, names);
   const absl::StatusOr<FillerText> filler = FillerText::Read(flags.options.text_files);
-  if (!filler.ok()) return Fail(kExitUsage, filler.status());
+  if (!filler.ok()) return kCommand.Fail(kExitUsage, filler.status());
 
   BlockStopSignals();
   CompletionClient client(flags.options.address, flags.options.call_limit_s);
@@ -307,22 +291,16 @@ int Run(EvalFlags flags) {
   return status;
 }
 
-// Whether there is something to do; otherwise `status` is what to exit with.
-bool ParseFlags(CLI::App* app, int argc, char** argv, int* status) {
+// With the sweep file's options before the others; else as ParseFlags.
+bool ParseSweepAndFlags(CLI::App* app, int argc, char** argv, int* status) {
   const absl::StatusOr<std::vector<std::string>> arguments = WithSweepFile(argc, argv);
   if (!arguments.ok()) {
-    *status = Fail(kExitUsage, arguments.status());
+    *status = kCommand.Fail(kExitUsage, arguments.status());
     return false;
   }
   std::vector<const char*> all = {argv[0]};
   for (const std::string& argument : *arguments) all.push_back(argument.c_str());
-  const auto parse = [&] {
-    CLI11_PARSE(*app, static_cast<int>(all.size()), all.data());
-    return -1;
-  };
-  const int result = parse();
-  *status = result == 0 ? kExitOk : kExitUsage;
-  return result < 0;
+  return ParseFlags(app, static_cast<int>(all.size()), all.data(), status);
 }
 
 }  // namespace
@@ -337,6 +315,6 @@ int main(int argc, char** argv) {
   augur::loadtest::EvalFlags flags;
   augur::loadtest::AddFlags(&app, &flags);
   int status = 0;
-  if (!augur::loadtest::ParseFlags(&app, argc, argv, &status)) return status;
+  if (!augur::loadtest::ParseSweepAndFlags(&app, argc, argv, &status)) return status;
   return augur::loadtest::Run(std::move(flags));
 }

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "loadtest/command_line.h"
 #include "loadtest/completion_client.h"
 #include "loadtest/exit_status.h"
 #include "loadtest/load_options.h"
@@ -34,15 +35,7 @@ namespace {
 constexpr double kConnectLimitS = 20;
 constexpr double kPlanCallLimitS = 600;
 
-int Fail(int status, const absl::Status& why) {
-  std::fprintf(stderr, "augur-load: %s\n", std::string(why.message()).c_str());
-  return status;
-}
-
-int FailCall(const absl::Status& why) {
-  return Fail(kExitFailed, absl::UnknownError(absl::StrCat(absl::StatusCodeToString(why.code()),
-                                                           ": ", std::string(why.message()))));
-}
+const CommandLine kCommand("augur-load");
 
 // What no other run has.
 std::string FreshSalt() {
@@ -85,12 +78,7 @@ std::string CommandText(int argc, char** argv) {
 
 bool Write(const char* flag, const std::string& path, const std::string& text,
            std::ios::openmode mode = std::ios::trunc) {
-  if (path.empty()) return true;
-  std::ofstream file(path, std::ios::binary | mode);
-  file << text;
-  file.close();
-  if (!file) std::fprintf(stderr, "augur-load: %s: cannot write %s\n", flag, path.c_str());
-  return static_cast<bool>(file);
+  return path.empty() || kCommand.WriteFile(flag, path, text, mode);
 }
 
 // Before anything is measured: a sweep may take hours.
@@ -147,35 +135,35 @@ void PrintPlan(const LoadOptions& options) {
 int Load(LoadOptions options, CompletionClient* client, LoadRunner* runner,
          const StopSignals& signals, LoadReport* report) {
   absl::StatusOr<v1::GetModelResponse> model = client->GetModel();
-  if (!model.ok()) return signals.stopped() ? kExitInterrupted : FailCall(model.status());
+  if (!model.ok()) return signals.stopped() ? kExitInterrupted : kCommand.FailCall(model.status());
   report->model = *std::move(model);
   if (!options.metrics.empty()) {
     const auto page = ScrapeMetrics(options.metrics);
-    if (!page.ok()) return Fail(kExitFailed, page.status());
+    if (!page.ok()) return kCommand.Fail(kExitFailed, page.status());
   }
   const auto source = MakeSource(&options, report->model, client);
   if (signals.stopped()) return kExitInterrupted;
   if (absl::IsInvalidArgument(source.status()) || absl::IsOutOfRange(source.status())) {
-    return Fail(kExitUsage, source.status());
+    return kCommand.Fail(kExitUsage, source.status());
   }
-  if (!source.ok()) return FailCall(source.status());
+  if (!source.ok()) return kCommand.FailCall(source.status());
   if (options.dry_run) {
     PrintPlan(options);
     return kExitOk;
   }
   if (!CanWrite(options)) return kExitUsage;
   const absl::Status connected = runner->Connect(kConnectLimitS);
-  if (!connected.ok()) return FailCall(connected);
+  if (!connected.ok()) return kCommand.FailCall(connected);
   const absl::Status ran = RunStages(options, **source, runner, report);
   const bool written = report->stages.empty() || WriteReports(options, *report);
   if (signals.stopped()) return kExitInterrupted;
-  if (!ran.ok()) return FailCall(ran);
+  if (!ran.ok()) return kCommand.FailCall(ran);
   return written ? ExitStatusOf(*report) : kExitFailed;
 }
 
 int Run(const LoadFlags& flags, const std::string& command) {
   const absl::StatusOr<LoadOptions> options = ResolveFlags(flags, FreshSalt());
-  if (!options.ok()) return Fail(kExitUsage, options.status());
+  if (!options.ok()) return kCommand.Fail(kExitUsage, options.status());
   BlockStopSignals();
   CompletionClient client(options->runner.address, kPlanCallLimitS);
   LoadRunner runner(options->runner);
@@ -201,17 +189,6 @@ int Run(const LoadFlags& flags, const std::string& command) {
   const int status = Load(*options, &client, &runner, signals, &report);
   if (status == kExitInterrupted) std::fputs("augur-load: interrupted\n", stderr);
   return status;
-}
-
-// Whether there is something to do; otherwise `status` is what to exit with.
-bool ParseFlags(CLI::App* app, int argc, char** argv, int* status) {
-  const auto parse = [&] {
-    CLI11_PARSE(*app, argc, argv);
-    return -1;
-  };
-  const int result = parse();
-  *status = result == 0 ? kExitOk : kExitUsage;
-  return result < 0;
 }
 
 }  // namespace

@@ -124,6 +124,16 @@ class EngineTest : public testing::Test {
     return request;
   }
 
+  // A request that runs and does not move: it takes a place in the batch.
+  std::shared_ptr<Request> StartBlocker(uint32_t max_tokens) {
+    auto blocker = Make(10, max_tokens);
+    blocker->paused = true;
+    const absl::Status submitted = engine_->Submit(blocker);
+    EXPECT_TRUE(submitted.ok()) << submitted;
+    while (submitted.ok() && engine_->stats().running.load() == 0) std::this_thread::yield();
+    return blocker;
+  }
+
   static RecordingSink& SinkOf(const Request& request) {
     return static_cast<RecordingSink&>(*request.sink);
   }
@@ -224,10 +234,7 @@ TEST_F(EngineTest, AFullQueueIsResourceExhaustedAndLosesNothing) {
   options.slow_reader_timeout_ns = kNoDeadline / 2;
   Start(options);
   // The one place in the batch is taken by a reader that does not read.
-  auto blocker = Make(10, 50);
-  blocker->paused = true;
-  ASSERT_TRUE(engine_->Submit(blocker).ok());
-  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const auto blocker = StartBlocker(50);
   std::vector<std::shared_ptr<Request>> queued;
   absl::Status full;
   for (int i = 0; i < 20 && full.ok(); ++i) {
@@ -250,10 +257,7 @@ TEST_F(EngineTest, QueueTokensAreBoundedToo) {
   EngineOptions options = SmallOptions();
   options.max_batch = 1;
   Start(options);
-  auto blocker = Make(10, 50);
-  blocker->paused = true;
-  ASSERT_TRUE(engine_->Submit(blocker).ok());
-  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const auto blocker = StartBlocker(50);
   ASSERT_TRUE(engine_->Submit(Make(1990, 5)).ok());
   ASSERT_TRUE(engine_->Submit(Make(1990, 5)).ok());
   const absl::Status full = engine_->Submit(Make(100, 5));
@@ -358,10 +362,7 @@ TEST_F(EngineTest, TenThousandDeadlinesOfAMillisecondTakeNoBlock) {
   options.max_queued_requests = 10'000;
   options.max_queued_tokens = int64_t{1} << 40;
   Start(options);
-  auto blocker = Make(10, 50);
-  blocker->paused = true;
-  ASSERT_TRUE(engine_->Submit(blocker).ok());
-  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const auto blocker = StartBlocker(50);
   const int64_t held = engine_->stats().blocks_held.load();
   std::vector<std::shared_ptr<Request>> requests;
   for (int i = 0; i < 10'000; ++i) {
@@ -467,10 +468,7 @@ TEST_P(EngineChoicesTest, ShareTheirPromptAndDrawEachItsOwn) {
 TEST_P(EngineChoicesTest, MoreChoicesThanPlacesRunInTurn) {
   EngineOptions options = SmallOptions();
   StartChoices(options);
-  auto blocker = Make(10, 400);
-  blocker->paused = true;
-  ASSERT_TRUE(engine_->Submit(blocker).ok());
-  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const auto blocker = StartBlocker(400);
   auto request = MakeChoices(4, 300, 20);
   ASSERT_TRUE(engine_->Submit(request).ok());
   RecordingSink& sink = SinkOf(*request);
@@ -543,10 +541,7 @@ TEST_F(EngineTest, AHigherPriorityGoesFirst) {
   EngineOptions options = SmallOptions();
   options.max_batch = 1;
   Start(options);
-  auto blocker = Make(10, 50);
-  blocker->paused = true;
-  ASSERT_TRUE(engine_->Submit(blocker).ok());
-  while (engine_->stats().running.load() == 0) std::this_thread::yield();
+  const auto blocker = StartBlocker(50);
   const std::vector<int32_t> priorities = {
       0, -1, 5, 0, std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()};
   std::vector<std::shared_ptr<Request>> requests;
