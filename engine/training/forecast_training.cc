@@ -84,7 +84,8 @@ absl::Status ForecastTraining::Load() {
 absl::Status ForecastTraining::ReadData() {
   const TokenId separator = config_.eos_token_ids.empty() ? -1 : config_.eos_token_ids.front();
   AUGUR_ASSIGN_OR_RETURN(
-      text_, TrainingText::Read(options_.data, *model_->tokenizer, separator, options_.length));
+      text_, TrainingText::Read(options_.data, *model_->tokenizer, separator, options_.length,
+                                options_.documents));
   const int count = text_->num_sequences() - options_.held_out;
   if (count < 1) {
     return absl::InvalidArgumentError(

@@ -39,6 +39,7 @@ struct ForecastTrainingOptions {
   std::string out;
   bool resume = false;  // from out.state
   int length = 65536;   // tokens of a sequence
+  DocumentCut documents = DocumentCut::kPacked;
   int64_t steps = 2000;
   int batch = 32;    // sequences of a step
   int held_out = 8;  // sequences at the end of the text that are only measured

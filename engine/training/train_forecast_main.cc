@@ -19,6 +19,7 @@ void OnSignal(int) { stop.store(true); }
 
 struct Flags {
   ForecastTrainingOptions options;
+  std::string documents = "packed";
   std::string teacher = "fine";
   std::string alignment = "released";
   std::string route = "dense";
@@ -43,6 +44,11 @@ void AddRunFlags(CLI::App* app, Flags* flags) {
       ->required();
   app->add_flag("--resume", options->resume, "Go on from FILE.state, bit for bit");
   app->add_option("--length", options->length, "Tokens of a sequence")->capture_default_str();
+  app->add_option("--documents", flags->documents,
+                  "How documents become sequences: packed one behind the other and cut, or whole:\n"
+                  "one that does not fit begins the next sequence")
+      ->check(CLI::IsMember({"packed", "whole"}))
+      ->capture_default_str();
   app->add_option("--steps", options->steps, "Optimizer steps")->capture_default_str();
   app->add_option("--batch", options->batch, "Sequences of a step")
       ->check(CLI::Range(1, 1 << 20))
@@ -107,6 +113,7 @@ void Resolve(Flags* flags) {
   if (flags->top_k > 0) options.budget.top_k_blocks = flags->top_k;
   if (flags->init >= 0) options.budget.init_blocks = flags->init;
   if (flags->local > 0) options.budget.local_blocks = flags->local;
+  options.documents = flags->documents == "whole" ? DocumentCut::kWhole : DocumentCut::kPacked;
   options.has_fine_teacher = flags->teacher == "fine";
   options.has_exact_alignment = flags->alignment == "exact";
   options.is_routed_sparse = flags->route == "sparse";

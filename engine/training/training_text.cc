@@ -61,11 +61,25 @@ absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path,
   return documents;
 }
 
+// Where sequences begin. documents: where those begin, ascending, the first at 0.
+std::vector<size_t> StartsOf(std::span<const size_t> documents, size_t num_tokens, size_t length,
+                             DocumentCut cut) {
+  std::vector<size_t> starts;
+  for (size_t start = 0; start + length <= num_tokens;) {
+    starts.push_back(start);
+    const size_t end = start + length;
+    // The document that goes on behind `end`, or begins there.
+    const size_t last = *(std::upper_bound(documents.begin(), documents.end(), end) - 1);
+    start = cut == DocumentCut::kWhole && last > start ? last : end;
+  }
+  return starts;
+}
+
 }  // namespace
 
 absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& paths,
                                                 const Tokenizer& tokenizer, TokenId separator,
-                                                int length) {
+                                                int length, DocumentCut cut) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
     std::error_code error;
@@ -76,6 +90,7 @@ absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& 
     }
   }
   std::vector<TokenId> tokens;
+  std::vector<size_t> begins;
   for (const std::string& file : files) {
     AUGUR_ASSIGN_OR_RETURN(std::string text, ReadUtf8File(file));
     std::vector<std::string> documents;
@@ -86,6 +101,7 @@ absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& 
     }
     for (const std::string& document : documents) {
       const std::vector<TokenId> ids = tokenizer.Encode(document, {});
+      begins.push_back(tokens.size());
       tokens.insert(tokens.end(), ids.begin(), ids.end());
       if (separator >= 0) tokens.push_back(separator);
     }
@@ -95,7 +111,8 @@ absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& 
         absl::StrCat("the text is too short: expected at least ", length,
                      " tokens (one sequence of --length), found ", tokens.size()));
   }
-  return TrainingText(std::move(tokens), length);
+  std::vector<size_t> starts = StartsOf(begins, tokens.size(), length, cut);
+  return TrainingText(std::move(tokens), std::move(starts), length);
 }
 
 uint64_t TrainingText::Fingerprint() const {
@@ -103,6 +120,7 @@ uint64_t TrainingText::Fingerprint() const {
   for (const TokenId token : tokens_) {
     hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
   }
+  for (const size_t start : starts_) hash = (hash ^ start) * 0x100000001b3u;
   return hash ^ static_cast<uint64_t>(length_);
 }
 

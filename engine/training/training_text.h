@@ -2,8 +2,9 @@
 //
 // *.jsonl is one document a line, its key "text"; any other file is one document. A folder stands
 // for the *.txt, *.md and *.jsonl files below it, in the order of their paths. Documents follow
-// each other with the model's end-of-sequence id between them, cut into sequences of `length`
-// tokens; what is left at the end is not used.
+// each other with the model's end-of-sequence id between them, as sequences of `length` tokens:
+// packed, cut wherever one ends, or whole, so that a question stands behind the facts that it asks
+// for. What is left at the end is not used.
 //
 // Thread: any. Ownership: holds 4 bytes a token. Failure: one line that names the file and what was
 // expected; a text too short names what is there and what is asked for.
@@ -19,26 +20,34 @@
 
 namespace augur::engine {
 
+enum class DocumentCut {
+  kPacked,  // every token once
+  // A sequence begins where the one before ended, or with the document that was cut there, if that
+  // did not fill the sequence by itself.
+  kWhole,
+};
+
 class TrainingText {
  public:
   // separator: between documents; negative: none.
   static absl::StatusOr<TrainingText> Read(const std::vector<std::string>& paths,
                                            const Tokenizer& tokenizer, TokenId separator,
-                                           int length);
+                                           int length, DocumentCut cut = DocumentCut::kPacked);
 
-  int num_sequences() const { return static_cast<int>(tokens_.size() / length_); }
+  int num_sequences() const { return static_cast<int>(starts_.size()); }
   std::span<const TokenId> sequence(int index) const {
-    return std::span(tokens_).subspan(size_t(index) * length_, length_);
+    return std::span(tokens_).subspan(starts_[index], length_);
   }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   // Names the tokens, so that a resumed run is known to see the same ones.
   uint64_t Fingerprint() const;
 
  private:
-  TrainingText(std::vector<TokenId> tokens, int length)
-      : tokens_(std::move(tokens)), length_(length) {}
+  TrainingText(std::vector<TokenId> tokens, std::vector<size_t> starts, int length)
+      : tokens_(std::move(tokens)), starts_(std::move(starts)), length_(length) {}
 
   std::vector<TokenId> tokens_;
+  std::vector<size_t> starts_;  // of sequences
   int length_ = 0;
 };
 

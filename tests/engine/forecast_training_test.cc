@@ -504,6 +504,33 @@ TEST_F(ForecastTrainingTest, DocumentsArePackedWithASeparator) {
   }
 }
 
+TEST_F(ForecastTrainingTest, AWholeDocumentThatDoesNotFitBeginsTheNextSequence) {
+  const auto tokenizer = LoadTokenizer(DemoModel() + "/tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok());
+  // Of 4, 4, 10 and 3 tokens with what begins and ends them.
+  std::ofstream(folder_ + "/whole.jsonl") << R"({"text": "12"}
+{"text": "34"}
+{"text": "56789012"}
+{"text": "3"}
+)";
+  const auto text =
+      TrainingText::Read({folder_ + "/whole.jsonl"}, **tokenizer, 1, 9, DocumentCut::kWhole);
+  ASSERT_TRUE(text.ok()) << text.status();
+  std::vector<std::string> sequences;
+  for (int i = 0; i < text->num_sequences(); ++i) {
+    std::string digits;
+    for (const TokenId id : text->sequence(i)) {
+      digits += (*tokenizer)->IsSpecial(id) ? "|" : (*tokenizer)->TokenBytes(id);
+    }
+    sequences.push_back(digits);
+  }
+  // The third document begins again, and fills a sequence; what is left then is too short.
+  EXPECT_EQ(sequences, (std::vector<std::string>{"|12||34||", "|56789012"}));
+  const auto packed = TrainingText::Read({folder_ + "/whole.jsonl"}, **tokenizer, 1, 9);
+  ASSERT_TRUE(packed.ok());
+  EXPECT_NE(packed->Fingerprint(), text->Fingerprint());
+}
+
 TEST(SequenceOrderTest, EachRoundHasEachOnceInAnOrderOfItsOwn) {
   SequenceOrder order(50, 7), again(50, 7);
   std::vector<int> rounds[2];
