@@ -90,6 +90,7 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
   auto weights = engine::LoadTransformerWeights(**checkpoint, config_, backend_.get(),
                                                 heads ? &*heads : nullptr);
   AUGUR_CHECK(weights.ok());
+  weights_dtype_ = weights->dtype;
   const auto values = engine::ResolveValues(options.values, config_.num_layers,
                                             engine::ResidencyMode::kDevice, /*on_device=*/false);
   EXPECT_TRUE(values.ok()) << values.status();

@@ -110,6 +110,7 @@ class ModelDriver {
   void set_observer(engine::AttentionObserver* observer) { host_runner_->set_observer(observer); }
   int vocab() const { return config_.vocab_size; }
   const engine::ModelConfig& config() const { return config_; }
+  kernels::DType weights_dtype() const { return weights_dtype_; }
   const engine::LayerWorker& layer_worker() const { return host_runner_->layer_worker(); }
   memory::KvMemory& kv() { return *kv_; }
   int64_t rows_foreseen() const { return device_runner_->rows_foreseen(); }
@@ -125,6 +126,7 @@ class ModelDriver {
   memory::SteadyClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
   engine::ModelConfig config_;
+  kernels::DType weights_dtype_ = kernels::DType::kF32;
   memory::DeviceTransfers* device_transfers_ = nullptr;  // kv_'s, where a device moves pages
   std::unique_ptr<memory::KvMemory> kv_;
   std::unique_ptr<engine::TransformerRunner> host_runner_;  // one of the two
