@@ -8,6 +8,7 @@ inline constexpr char kBuildInfo[] = "augur_build_info";  // {version}
 inline constexpr char kReady[] = "augur_ready";
 inline constexpr char kRequests[] = "augur_requests_total";       // {code,finish_reason}
 inline constexpr char kUnaryCalls[] = "augur_unary_calls_total";  // {method,code}
+inline constexpr char kRefusedConnections[] = "augur_refused_connections_total";
 inline constexpr char kOpenStreams[] = "augur_open_streams";
 inline constexpr char kReaderPauses[] = "augur_reader_pauses_total";
 inline constexpr char kIntakeRequests[] = "augur_intake_requests";

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kv_page.h"
+#include "server/connection_limit.h"
 #include "server/family_writer.h"
 #include "server/metric_names.h"
 #include "server/request_log.h"
@@ -123,6 +124,9 @@ void AppendFrontFamilies(const FrontStats& front, const std::string& version, Fa
     }
   }
   AppendUnaryCalls(front, &out);
+  out.Counter(names::kRefusedConnections,
+              "Connections closed at once: the limit on open files was reached.",
+              RefusedConnections());
   out.Gauge(names::kOpenStreams, "Completions that have not ended.",
             static_cast<double>(front.open_streams));
   out.Counter(names::kReaderPauses, "Times that a stream waited for its reader.",

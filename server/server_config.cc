@@ -47,13 +47,17 @@ std::string QuoteYaml(const std::string& text) {
   return quoted + "\"";
 }
 
+bool IsPrintable(const std::string& text) {
+  return engine::IsValidUtf8(text) && std::none_of(text.begin(), text.end(), [](unsigned char c) {
+           return c < 0x20 || c == 0x7f;
+         });
+}
+
 Key TextKey(const char* name, const char* meaning, std::string ServerConfig::*member,
             size_t limit) {
   return {name, meaning,
           [=](const std::string& text, ServerConfig* config) -> std::string {
-            const bool printable = std::all_of(
-                text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
-            if (text.size() > limit || !printable || !engine::IsValidUtf8(text)) {
+            if (text.size() > limit || !IsPrintable(text)) {
               return absl::StrCat("expected at most ", limit,
                                   " bytes of UTF-8 without control characters");
             }
@@ -622,10 +626,11 @@ absl::Status FillDerived(const MachineLimits& machine, ServerConfig* config) {
   }
   if (config->served_name.empty() && !config->model.empty()) {
     config->served_name = FolderName(config->model);
-    if (config->served_name.size() > kMaxNameBytes || !engine::IsValidUtf8(config->served_name)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("served_name: expected at most ", kMaxNameBytes,
-                       " bytes of UTF-8, found the model folder's name; give --served-name"));
+    if (config->served_name.size() > kMaxNameBytes || !IsPrintable(config->served_name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "served_name: expected at most ", kMaxNameBytes,
+          " bytes of UTF-8 without control characters, found the model folder's name; give "
+          "--served-name"));
     }
   }
   if (config->device == "auto") {

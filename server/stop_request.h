@@ -1,7 +1,7 @@
-// SIGINT and SIGTERM as something to wait for: the first asks for a drain, the second for an end at
-// once.
+// SIGINT, SIGTERM and SIGHUP as something to wait for: the first asks for a drain, the second for an
+// end at once.
 //
-// Thread: the process blocks both signals before it starts any thread (BlockStopSignals);
+// Thread: the process blocks these signals before it starts any thread (BlockStopSignals);
 // SignalThread's thread takes them with sigwait; everyone else reads StopRequest.
 // Ownership: StopRequest outlives SignalThread.
 // Failure: none.

@@ -6,14 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/batcher.h"
+#include "engine/json/json_fields.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/device_runner.h"
 #include "engine/model/forecast_heads.h"
 #include "engine/model/infinigen_basis.h"
-#include "engine/json/json_fields.h"
 #include "engine/model/model_config.h"
 #include "engine/model/transformer_runner.h"
 #include "engine/model/transformer_weights.h"
+#include "kernels/kv_page.h"
 #include "memory/base/status_macros.h"
 #include "memory/device_transfers.h"
 
@@ -78,12 +79,15 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& bac
   plan.copies = kv.copies;
   plan.page_check = kv.page_check;
   int64_t staging_bytes = 0;
-  if (kv.residency != ResidencyMode::kDevice) {
-    if (staging_blocks % kernels::kAttentionGroupBlocks != 0 || staging_blocks < max_top_k) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
-                       ", at least max_top_k_blocks = ", max_top_k, ", found ", staging_blocks));
-    }
+  const bool tiers = kv.residency != ResidencyMode::kDevice;
+  if (staging_blocks % kernels::kAttentionGroupBlocks != 0 ||
+      (tiers && staging_blocks < max_top_k)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "staging_blocks: expected a multiple of ", kernels::kAttentionGroupBlocks,
+        tiers ? absl::StrCat(", at least max_top_k_blocks = ", max_top_k) : std::string(),
+        ", found ", staging_blocks));
+  }
+  if (tiers) {
     plan.num_staging_pages =
         StagingPagesOf(backend, plan.layout, options, max_context, staging_blocks);
     staging_bytes = static_cast<int64_t>(plan.num_staging_pages * plan.layout.page_bytes);
@@ -249,6 +253,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
                                    kv, clock);
 }
 
+// No sequence is longer than its pool, so what grows with the context needs to grow no further: a
+// config.json may say 16 million positions.
+int LongestSequence(const memory::KvMemoryOptions& pools, int max_context) {
+  const int64_t blocks = std::max(pools.num_frames, pools.num_host_blocks);
+  return static_cast<int>(std::min<int64_t>(max_context, blocks * kernels::kBlockTokens));
+}
+
 absl::StatusOr<ModelConfig> ConfigOf(const ModelOptions& options) {
   if (!options.random_weights.empty()) return LoadModelConfigFile(options.random_weights);
   return LoadModelConfig(options.folder);
@@ -302,7 +313,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
   AUGUR_ASSIGN_OR_RETURN(
       model.runner,
       MakeRunner(backend, config, std::move(loaded.weights), options,
-                 {.max_context = model.max_context,
+                 {.max_context = LongestSequence(plan, model.max_context),
                   .max_top_k = max_top_k,
                   .num_slots = std::min(model.attention.num_slots(), BlocksFor(model.max_context)),
                   .decode_policy = model.attention.choice.decode,

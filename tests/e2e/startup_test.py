@@ -109,7 +109,7 @@ class StartupTest(unittest.TestCase):
         with support.Daemon() as daemon:
             host, port = daemon.addresses["metrics"].split(":")
             with contextlib.ExitStack() as idle:
-                for _ in range(3):
+                for _ in range(30):
                     idle.enter_context(socket.create_connection((host, int(port))))
                 self.assertIn("augur_", daemon.metrics())
 

@@ -14,6 +14,7 @@
 
 #include "engine/model/transformer_runner.h"
 #include "kernels/backend.h"
+#include "tests/support/allocation_count.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/random_forecast.h"
 
@@ -355,6 +356,22 @@ TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {
   options.kv.host_bytes = 16 << 20;
   options.kv.staging_blocks = 8;
   expect_refused({"staging_blocks", "16", "8"});
+  options.kv.residency = ResidencyMode::kDevice;
+  options.kv.staging_blocks = 17;
+  expect_refused({"staging_blocks", "multiple of 16", "17"});
+}
+
+// Tables are for what the pool holds, not for what a file says of itself.
+TEST_F(ModelLoaderTest, MillionsOfPositionsCostNothing) {
+  nlohmann::json config = GoldenConfig();
+  config["max_position_embeddings"] = 1 << 24;
+  WriteConfig(config);
+  tests::WriteTensors(weights_path(), ReadTensors(GoldenFolder() + "/model.safetensors"));
+  const tests::AllocationPeak peak;
+  const absl::StatusOr<LoadedModel> model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->max_context, 1 << 24);
+  EXPECT_LT(peak.bytes(), 64 << 20);
 }
 
 // Forecast heads of another model are refused by tensor, with both shapes.

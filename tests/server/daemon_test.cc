@@ -168,6 +168,13 @@ TEST(DaemonTest, AFolderWithoutTokenizerServesIds) {
   EXPECT_EQ(process.Wait(), 0);
 }
 
+TEST(DaemonTest, EndsCleanlyWhenTheTerminalGoes) {
+  AugurdProcess process(Serving({}));
+  ASSERT_TRUE(process.WaitUntilReady()) << process.err();
+  process.Signal(SIGHUP);
+  EXPECT_EQ(process.Wait(), 0);
+}
+
 // Streams under way when SIGTERM comes: each ends once, with OK or UNAVAILABLE, and the daemon with
 // 0.
 void StopUnderLoad(const std::string& drain_limit, int signals) {

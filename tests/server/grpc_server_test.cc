@@ -2,14 +2,20 @@
 
 #include "server/grpc_server.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "fake_engine.h"
 #include "front_server.h"
+#include "server/connection_limit.h"
 
 namespace augur::server {
 namespace {
@@ -76,6 +82,51 @@ TEST(GrpcServerTest, ShutdownCancelsWhatIsLeft) {
   shutdown.join();
   EXPECT_FALSE(ReadAll(reader.get()).status.ok());
   EXPECT_EQ(server.stats.open_streams, 0);
+}
+
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t files) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit now = {.rlim_cur = files, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &now);
+  }
+  ~FileLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+// Both ends of each connection are files of this process, so the client's end fails in time.
+std::vector<int> ConnectUntilFull(int port) {
+  std::vector<int> sockets;
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  while (true) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return sockets;
+    EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    sockets.push_back(fd);
+  }
+}
+
+// gRPC's own listener is dead for good after one accept4 without a free file.
+TEST(GrpcServerTest, ListensOnAfterTheFilesRanOut) {
+  HealthService health;
+  const auto server = GrpcServer::Start({.listen = "127.0.0.1:0", .reflection = false}, {&health});
+  ASSERT_TRUE(server.ok());
+  EXPECT_EQ(AskReflection((*server)->address()), grpc::StatusCode::UNIMPLEMENTED);
+  const uint64_t refused = RefusedConnections();
+  {
+    const FileLimit limit(256);
+    const std::vector<int> sockets = ConnectUntilFull((*server)->port());
+    EXPECT_GT(sockets.size(), 100u);
+    EXPECT_TRUE(Eventually([&] { return RefusedConnections() > refused; }));
+    for (const int fd : sockets) close(fd);
+  }
+  EXPECT_EQ(AskReflection((*server)->address()), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 }  // namespace
