@@ -97,19 +97,22 @@ class FileLimit {
   rlimit before_ = {};
 };
 
-// Both ends of each connection are files of this process, so the client's end fails in time.
-std::vector<int> ConnectUntilFull(int port) {
-  std::vector<int> sockets;
+// Both ends are files of this process: the clients' ends come first, so that there are none left
+// for the server's.
+std::vector<int> ConnectMany(int count, int port) {
+  std::vector<int> sockets(count);
+  for (int& fd : sockets) {
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT_GE(fd, 0);
+  }
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  while (true) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return sockets;
+  for (const int fd : sockets) {
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    sockets.push_back(fd);
   }
+  return sockets;
 }
 
 // gRPC's own listener is dead for good after one accept4 without a free file.
@@ -121,8 +124,7 @@ TEST(GrpcServerTest, ListensOnAfterTheFilesRanOut) {
   const uint64_t refused = RefusedConnections();
   {
     const FileLimit limit(256);
-    const std::vector<int> sockets = ConnectUntilFull((*server)->port());
-    EXPECT_GT(sockets.size(), 100u);
+    const std::vector<int> sockets = ConnectMany(200, (*server)->port());
     EXPECT_TRUE(Eventually([&] { return RefusedConnections() > refused; }));
     for (const int fd : sockets) close(fd);
   }
