@@ -346,9 +346,10 @@ void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Rang
        .rows = rows_,
        .max_blocks = max_blocks_,
        .key_pages_offset = layer * tables_->keys_layer()});
-  if (options_.driven_reuse < 0.0f || phase != kDecodeRows) return;
+  if (options_.driven_reuse < 0.0f) return;
   backend->DriveChoice({.segments = arrays_.select[rule] + range.first,
                         .num_segments = range.count,
+                        .max_rows = phase == kDecodeRows ? 1 : rows_,
                         .num_kv_heads = options_.num_kv_heads,
                         .blocks = selection.blocks.data(),
                         .counts = selection.counts.data(),

@@ -56,7 +56,7 @@ struct DeviceAttentionOptions {
   int max_top_k = 0;  // of any request; 0: all attention is dense
   bool prefetch = true;
   int copy_ctas = 4;  // that fetch, at most
-  // For benches: generated tokens choose at random with this re-use, scores or not; below 0: no.
+  // For benches: tokens choose at random with this re-use, scores or not; below 0: no.
   float driven_reuse = -1.0f;
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
   float attention_scale = 1.0f;

@@ -11,16 +11,17 @@ constexpr int kThreads = 256;
 constexpr int kWords = kMaxDrivenBlocks / 32;
 static_assert(kWords == kThreads);
 
-// One CTA a list; a thread a place, then a word of the bitmap.
+// grid: (segments, kv heads, rows). One CTA a list; a thread a place, then a word of the bitmap.
 __global__ void __launch_bounds__(kThreads) DriveChoiceKernel(DriveChoiceParams params) {
   WaitForPrevious();
   __shared__ uint32_t chosen[kWords];
   __shared__ int ends[kWords];
   const SelectSegment segment = params.segments[blockIdx.x];
-  if (segment.rows.num_rows == 0) return;
+  const int row = blockIdx.z;
+  if (row >= segment.rows.num_rows) return;
   const int head = blockIdx.y;
   const int item = blockIdx.x * params.num_kv_heads + head;
-  const int position = segment.rows.first_position;
+  const int position = segment.rows.first_position + row;
   const int blocks = position / kBlockTokens + 1;
   const int init = segment.budget.init, local = segment.budget.local;
   const int candidates = blocks - init - local;
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) DriveChoiceKernel(DriveChoiceParams 
     ends[threadIdx.x] += before;
     __syncthreads();
   }
-  const size_t list = size_t(segment.rows.first_row) * params.num_kv_heads + head;
+  const size_t list = size_t(segment.rows.first_row + row) * params.num_kv_heads + head;
   int at = ends[threadIdx.x] - __popc(word);
   for (; word != 0; word &= word - 1) {
     params.blocks[list * params.selection_stride + at++] = threadIdx.x * 32 + __ffs(word) - 1;
@@ -63,8 +64,9 @@ __global__ void __launch_bounds__(kThreads) DriveChoiceKernel(DriveChoiceParams 
 }  // namespace
 
 void CudaBackend::DriveChoice(const DriveChoiceParams& params) {
-  AUGUR_CHECK(params.num_kv_heads > 0);
-  LaunchKernel(stream_, {dim3(params.num_segments, params.num_kv_heads), dim3(kThreads)},
+  AUGUR_CHECK(params.num_kv_heads > 0 && params.max_rows > 0);
+  LaunchKernel(stream_,
+               {dim3(params.num_segments, params.num_kv_heads, params.max_rows), dim3(kThreads)},
                DriveChoiceKernel, params);
 }
 

@@ -12,8 +12,9 @@ namespace augur::kernels {
 // `reuse`, and else takes a new one, all candidates alike. A place whose block another has already
 // takes the next free one. Where top_k reaches the number of blocks all are chosen.
 struct DriveChoiceParams {
-  const SelectSegment* segments = nullptr;  // [num_segments], of one row each
+  const SelectSegment* segments = nullptr;  // [num_segments]
   int num_segments = 0;
+  int max_rows = 1;  // of a segment, at most
   int num_kv_heads = 0;
   int32_t* blocks = nullptr;  // [rows][num_kv_heads][selection_stride], ascending
   int32_t* counts = nullptr;  // [rows][num_kv_heads]

@@ -55,6 +55,12 @@ void AddModelOptions(CLI::App* command, ModelBenchOptions* options, bool prefill
   command->add_option("--chunk", options->chunk, "rows of a prefill step");
   if (prefills) {
     command->add_option("--prompts", options->prompts, "prompt lengths")->delimiter(',');
+    command->add_option("--at-once", options->at_once, "prompts that share a step's rows")
+        ->check(CLI::Range(1, 64));
+    command->add_option("--policy", options->policy, "dense, sparse or forecast");
+    command->add_option("--residency", options->residency, "device or tiered");
+    command->add_option("--reuse", options->reuse,
+                        "share of chosen blocks that stay; -1: by scores");
   }
   if (!decodes) return;
   command->add_option("--batches", options->batches, "batch sizes, 1 first")->delimiter(',');

@@ -19,11 +19,13 @@ namespace {
 using engine::StepSegment;
 
 constexpr int kDecodeSteps = 17;
+// MiniCPM4's budget: 1 first block, 33 of the window, 62 chosen.
+constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
 
-// A model, and sequences of the longest length a case needs, all on the device and dense.
+// A model, and sequences of the longest length a case needs.
 class BenchModel {
  public:
-  // On a device the pool takes what the weights leave, else `most_blocks`.
+  // On a device the pool takes what the weights leave, else `most_blocks`, as the host pool does.
   static std::unique_ptr<BenchModel> Load(kernels::Backend* backend,
                                           const ModelBenchOptions& options, int max_rows,
                                           int max_sequences, int max_tokens, int most_blocks) {
@@ -32,22 +34,31 @@ class BenchModel {
                             ? engine::LoadModelConfig(options.folder)
                             : engine::LoadModelConfigFile(options.random_weights);
     if (!config.ok()) return Refuse(config.status());
+    const auto policy = engine::PolicyNamed(options.policy);
+    const auto residency = engine::ResidencyNamed(options.residency);
+    if (!policy.has_value() || !residency.has_value()) {
+      return Refuse(absl::InvalidArgumentError("--policy or --residency: no such name"));
+    }
     model->config = *config;
-    const auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads,
-                                             config->head_dim, sizeof(float));
+    model->attention = {.prefill = *policy, .decode = *policy, .budget = kBudget};
+    const auto element = static_cast<int>(
+        kernels::BytesOf(backend->IsDevice() ? kernels::DType::kBF16 : kernels::DType::kF32));
+    const auto layout =
+        memory::MakeKvLayout(config->num_layers, config->num_kv_heads, config->head_dim, element);
     engine::KvOptions kv;
+    kv.residency = *residency;
     kv.device_bytes = backend->IsDevice() ? 0 : layout.frame_bytes() * most_blocks;
-    engine::AttentionSettings attention;
-    attention.prefill = engine::AttentionPolicy::kDense;
-    attention.decode = engine::AttentionPolicy::kDense;
+    model->is_tiered = *residency == engine::ResidencyMode::kTiered;
+    if (model->is_tiered) kv.host_bytes = layout.host_block_bytes() * most_blocks;
     auto loaded = engine::LoadModel(backend, &model->clock,
                                     {.folder = options.folder,
                                      .random_weights = options.random_weights,
                                      .max_context = max_tokens,
                                      .kv = kv,
-                                     .attention = attention,
+                                     .attention = AttentionOf(*policy),
                                      .max_batch = max_sequences,
-                                     .max_batched_tokens = max_rows});
+                                     .max_batched_tokens = max_rows,
+                                     .driven_reuse = options.reuse});
     if (!loaded.ok()) return Refuse(loaded.status());
     model->backend_ = backend;
     model->dtype = loaded->info.dtype;
@@ -57,21 +68,35 @@ class BenchModel {
     return model;
   }
 
-  // Sequences 0 to count - 1 with room for `tokens` each; false where the pool is too small.
+  // Sequences 0 to count - 1 with room for `tokens` each; false where the pools are too small.
   bool Open(int count, int tokens) {
+    Close();
     memory::KvStore* store = kv->store();
-    for (; open_ > 0; --open_) store->Release(open_);
     const int blocks = engine::BlocksFor(tokens);
-    if (int64_t{blocks} * count > store->available_frames()) return false;
+    const memory::Residency residency =
+        is_tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
     for (; open_ < count; ++open_) {
-      AUGUR_CHECK(store->Open({.id = static_cast<memory::SequenceId>(open_ + 1),
-                               .demand = {},
-                               .keys = {},
-                               .hits = 0,
-                               .blocks = blocks,
-                               .most_blocks = blocks}));
+      if (!store->Open({.id = static_cast<memory::SequenceId>(open_ + 1),
+                        .demand = {.residency = residency,
+                                   .selects = attention.selects(),
+                                   .num_slots = attention.selects() ? kBudget.top_k : 0},
+                        .keys = {},
+                        .hits = 0,
+                        .blocks = blocks,
+                        .most_blocks = blocks})) {
+        return false;
+      }
     }
     return true;
+  }
+
+  void Close() {
+    memory::KvStore* store = kv->store();
+    for (; open_ > 0; --open_) {
+      runner->Leave(&store->sequence(open_), /*keep=*/false);
+      store->Release(open_);
+    }
+    store->WaitForClosing();
   }
 
   // Random finite keys and values in the whole pool.
@@ -86,7 +111,7 @@ class BenchModel {
     segment.rows = {
         .first_row = static_cast<int>(ids_.size()), .num_rows = count, .first_position = first};
     segment.kv = &kv->store()->sequence(sequence + 1);
-    segment.attention = &dense;
+    segment.attention = &attention;
     // One row goes on from a prompt, more are a prompt's.
     segment.prompt_tokens = count == 1 ? first : first + count;
     segment.rope_variant = rope_variant;
@@ -109,10 +134,13 @@ class BenchModel {
     segments_.clear();
   }
 
-  void Prefill(int sequence, int tokens, int chunk) {
-    for (int first = 0; first < tokens; first += chunk) {
-      const int count = std::min(chunk, tokens - first);
-      AddRows(sequence, first, count, first + count == tokens);
+  // Prompts of sequences [first, first + count), which share each step's rows alike.
+  void Prefill(int first, int count, int tokens, int chunk) {
+    const int part = chunk / count / 64 * 64;
+    for (int done = 0; done < tokens; done += part) {
+      const int rows = std::min(part, tokens - done);
+      for (int i = 0; i < count; ++i) AddRows(first + i, done, rows, done + rows == tokens);
+      kv->store()->Poll();
       Run();
     }
   }
@@ -120,12 +148,24 @@ class BenchModel {
   engine::ModelConfig config;
   kernels::DType dtype = kernels::DType::kF32;
   int rope_variant = 0;  // of sequences as long as the context
-  const engine::AttentionChoice dense;
+  engine::AttentionChoice attention;
+  bool is_tiered = false;
   const memory::SteadyClock clock;
   std::unique_ptr<memory::KvMemory> kv;
   std::unique_ptr<engine::ModelRunner> runner;
 
  private:
+  static engine::AttentionSettings AttentionOf(engine::AttentionPolicy policy) {
+    engine::AttentionSettings attention;
+    attention.prefill = attention.decode = policy;
+    if (policy == engine::AttentionPolicy::kDense) return attention;
+    attention.top_k_blocks = kBudget.top_k;
+    attention.init_blocks = kBudget.init;
+    attention.local_blocks = kBudget.local;
+    attention.spare_slots = 0;
+    if (policy == engine::AttentionPolicy::kForecast) attention.forecast_heads = "random";
+    return attention;
+  }
   static std::unique_ptr<BenchModel> Refuse(const absl::Status& status) {
     std::fprintf(stderr, "augur-bench: %s\n", std::string(status.message()).c_str());
     return nullptr;
@@ -165,26 +205,43 @@ int64_t LayerWeightsOf(const engine::ModelConfig& config) {
 
 bool RunPrefillBench(kernels::Backend* backend, const BenchContext& context,
                      const ModelBenchOptions& options, const Ceilings& ceilings) {
+  if (options.chunk / options.at_once < 64) {
+    std::fprintf(stderr,
+                 "augur-bench: --chunk: expected 64 rows for each of %d prompts, found %d\n",
+                 options.at_once, options.chunk);
+    return false;
+  }
   const double peak = ceilings.flops_per_second();
   const int longest = *std::max_element(options.prompts.begin(), options.prompts.end());
-  const auto model =
-      BenchModel::Load(backend, options, options.chunk, 1, longest, engine::BlocksFor(longest));
+  const auto model = BenchModel::Load(backend, options, options.chunk, options.at_once, longest,
+                                      options.at_once * engine::BlocksFor(longest));
   if (model == nullptr) return false;
   for (const int tokens : options.prompts) {
-    if (!model->Open(1, tokens)) {
-      std::fprintf(stderr, "augur-bench: %d tokens do not fit the KV pool\n", tokens);
-      continue;
+    double seconds = 0;
+    for (int repeat = 0; repeat < context.repeats; ++repeat) {
+      if (!model->Open(options.at_once, tokens)) {
+        std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the KV pools\n",
+                     options.at_once, tokens);
+        break;
+      }
+      const double once =
+          BestSeconds(1, [&] { model->Prefill(0, options.at_once, tokens, options.chunk); });
+      if (repeat == 0 || once < seconds) seconds = once;
     }
-    const double seconds =
-        BestSeconds(context.repeats, [&] { model->Prefill(0, tokens, options.chunk); });
-    const double flops = PrefillFlops(model->config, tokens) / seconds;
+    model->Close();
+    if (seconds == 0) continue;
+    const double flops = options.at_once * PrefillFlops(model->config, tokens) / seconds;
     BenchRecord(context, "prefill")
         .Add("model", NameOf(options))
+        .Add("policy", options.policy)
+        .Add("residency", options.residency)
+        .Add("at_once", int64_t{options.at_once})
         .Add("tokens", int64_t{tokens})
         .Add("chunk", int64_t{options.chunk})
+        .Add("reuse_asked", static_cast<double>(options.reuse))
         .Add("ms", seconds * 1e3)
-        .Add("tokens_per_s", tokens / seconds)
-        .Add("gflops", flops / 1e9)
+        .Add("tokens_per_s", options.at_once * tokens / seconds)
+        .Add("dense_gflops", flops / 1e9)
         .Add("of_peak", flops / peak)
         .Print();
   }
@@ -278,11 +335,12 @@ bool RunDecodeBench(kernels::Backend* backend, const BenchContext& context,
   for (const int tokens : options.contexts) {
     for (const int batch : options.batches) {
       if (!model->Open(batch, tokens + kDecodeSteps)) {
+        model->Close();
         std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the KV pool\n", batch, tokens);
         continue;
       }
       for (int s = 0; s < batch && !options.synthetic_kv; ++s) {
-        model->Prefill(s, tokens, options.chunk);
+        model->Prefill(s, 1, tokens, options.chunk);
       }
       const DecodeTimes times = TimeDecodeSteps(model.get(), context.repeats, batch, tokens);
       const double seconds = times.step;

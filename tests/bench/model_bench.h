@@ -14,10 +14,14 @@ namespace augur::bench {
 
 struct ModelBenchOptions {
   std::string folder;
-  std::string random_weights;  // instead of a folder: a config.json
-  bool synthetic_kv = false;   // decode over random KV, so that long contexts need no prefill
-  int chunk = 512;             // rows of a prefill step
-  std::vector<int> prompts;    // tokens
+  std::string random_weights;        // instead of a folder: a config.json
+  bool synthetic_kv = false;         // decode over random KV, so that long contexts need no prefill
+  int chunk = 512;                   // rows of a prefill step
+  std::vector<int> prompts;          // tokens
+  int at_once = 1;                   // prompts that share a prefill step's rows
+  std::string policy = "dense";      // of prompts: dense, sparse or forecast
+  std::string residency = "device";  // or tiered
+  float reuse = -1.0f;  // of blocks chosen by the token before; below 0: what scores choose
   std::vector<int> batches;
   std::vector<int> contexts;  // tokens that each decoding sequence already has
 };

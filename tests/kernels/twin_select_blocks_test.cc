@@ -573,5 +573,45 @@ TEST(TwinSelectBlocksTest, TakesAllBlocksUnread) {
   }
 }
 
+// A bench's drawn choices: distinct, ascending, the same on every backend, and as much of them
+// stays from row to row as was asked for.
+TEST(TwinSelectBlocksTest, DrivenChoicesKeepTheReuseAskedFor) {
+  constexpr int kRows = 48, kHeads = 2, kTopK = 40, kFree = 30;
+  std::vector<int32_t> of_cpu;
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    SelectSegment prompt, decoding;
+    prompt.rows = {0, kRows - 1, 64 * 1000};
+    decoding.rows = {kRows - 1, 1, 64 * 500 + 7};
+    prompt.budget = decoding.budget = {kTopK, 2, 8};
+    const SharedArray<SelectSegment> segments(*backend, std::vector{prompt, decoding});
+    SharedArray<int32_t> blocks(*backend, kRows * kHeads * kTopK), counts(*backend, kRows * kHeads);
+    backend->DriveChoice({.segments = segments.data(),
+                          .num_segments = 2,
+                          .max_rows = kRows - 1,
+                          .num_kv_heads = kHeads,
+                          .blocks = blocks.data(),
+                          .counts = counts.data(),
+                          .selection_stride = kTopK,
+                          .layer = 3,
+                          .reuse = 0.8f});
+    backend->Synchronize();
+    double kept = 0;
+    for (int list = 0; list < kRows * kHeads; ++list) {
+      ASSERT_EQ(counts[list], kTopK) << name;
+      const int32_t* row = blocks.data() + list * kTopK;
+      for (int i = 1; i < kTopK; ++i) ASSERT_LT(row[i - 1], row[i]) << name;
+      if (list < kHeads || list / kHeads == kRows - 1) continue;
+      const int32_t* before = row - kHeads * kTopK;
+      std::vector<int32_t> same;
+      std::set_intersection(row, row + kTopK, before, before + kTopK, std::back_inserter(same));
+      kept += static_cast<double>(same.size() - (kTopK - kFree)) / kFree;
+    }
+    EXPECT_NEAR(kept / ((kRows - 2) * kHeads), 0.8, 0.03) << name;
+    const std::vector<int32_t> found(blocks.data(), blocks.data() + kRows * kHeads * kTopK);
+    if (of_cpu.empty()) of_cpu = found;
+    EXPECT_EQ(found, of_cpu) << name;
+  }
+}
+
 }  // namespace
 }  // namespace augur::kernels
