@@ -20,6 +20,8 @@ using engine::AttentionPolicy;
 // MiniCPM4's budget: 1 first block, 33 of the window, 62 chosen.
 constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
 constexpr int kWarmSteps = 8;
+// What a device of --device-gb keeps for embeddings, activations, workspaces and the runtime.
+constexpr double kBufferBytes = 2.2e9;
 // Positions beyond the context: every batch goes on where the one before has stopped.
 constexpr int kSpareBlocks = 32;
 
@@ -45,6 +47,13 @@ int BlocksOf(const TiersBenchOptions& options) {
   return engine::BlocksFor(options.context) + kSpareBlocks;
 }
 
+// Of layers, head and Forecast heads, in 16 bits.
+double WeightBytes(const TiersBenchOptions& options, const engine::ModelConfig& config) {
+  const double forecast = options.policy == "forecast" ? config.num_layers * config.kv_width() : 0;
+  return 2.0 * (static_cast<double>(LayerWeightsOf(config)) +
+                config.hidden_size * (config.vocab_size + forecast));
+}
+
 bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* bench) {
   const auto config = engine::LoadModelConfigFile(options.random_weights);
   if (!config.ok()) return Refuse(config.status());
@@ -61,9 +70,14 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
                                            config->head_dim, kernels::BytesOf(bench->dtype));
   engine::KvOptions kv;
   kv.residency = *residency;
-  kv.host_bytes = bench->tiered
-                      ? static_cast<int64_t>(layout.host_block_bytes()) * most * BlocksOf(options)
-                      : 0;
+  kv.host_bytes = *residency == engine::ResidencyMode::kDevice
+                      ? 0
+                      : static_cast<int64_t>(layout.host_block_bytes()) * most * BlocksOf(options);
+  if (options.device_gb > 0) {
+    const double pool = options.device_gb * 1e9 - WeightBytes(options, *config) - kBufferBytes;
+    if (pool <= 0) return Refuse(absl::InvalidArgumentError("--device-gb: less than the weights"));
+    kv.device_bytes = static_cast<int64_t>(pool);
+  }
   kv.prefetch = options.prefetch;
   kv.copy_ctas = options.copy_ctas;
   engine::AttentionSettings attention;
@@ -191,17 +205,13 @@ Counts CountsOf(const memory::ResidencyStats& stats) {
 double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int batch) {
   const engine::ModelConfig& config = bench.config;
   const double element = static_cast<double>(kernels::BytesOf(bench.dtype));
-  const double forecast = options.policy == "forecast" ? config.num_layers * config.kv_width() : 0;
-  const double head_and_forecast = config.hidden_size * (config.vocab_size + forecast);
-  const double weights =
-      element * (static_cast<double>(LayerWeightsOf(config)) + head_and_forecast);
   const double width = element * config.num_layers * config.kv_width();  // of a token's keys
   const double blocks = options.context / 64.0;
   const bool selects = bench.attention.selects();
   const double keys = selects ? width * blocks * kernels::kBlockWindows : 0;
   const double pages =
       2 * width * 64 * (selects ? std::min<double>(kBudget.top_k, blocks) : blocks);
-  return weights + batch * (keys + pages);
+  return WeightBytes(options, config) + batch * (keys + pages);
 }
 
 }  // namespace
@@ -240,6 +250,7 @@ bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
         .Add("residency", options.residency)
         .Add("prefetch", int64_t{options.prefetch})
         .Add("spare_slots", int64_t{options.spare_slots})
+        .Add("device_gb", options.device_gb)
         .Add("context", int64_t{options.context})
         .Add("batch", int64_t{batch})
         .Add("reuse_asked", static_cast<double>(options.reuse))

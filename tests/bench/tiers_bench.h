@@ -23,7 +23,8 @@ struct TiersBenchOptions {
   int copy_ctas = 4;
   bool prefetch = true;
   std::string policy = "forecast";   // of all tokens: dense, sparse or forecast
-  std::string residency = "tiered";  // or device
+  std::string residency = "tiered";  // or device; auto: on the device, beside a host pool
+  double device_gb = 0;              // weights, 2.2 GB of buffers and the pool; 0: the whole device
 };
 
 // False, with a line on stderr, when the model cannot be loaded. Batches that the pools are too
