@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "loadtest/random_variates.h"
 #include "loadtest/seeded_draw.h"
+#include "loadtest/text_file.h"
 #include "nlohmann/json.hpp"
 
 namespace augur::loadtest {
@@ -53,10 +53,13 @@ absl::Status BadLine(int number, std::string_view line) {
                                                  std::string(line.substr(0, 80)), "\""));
 }
 
-std::optional<int64_t> LengthOf(const nlohmann::json& entry, const char* key) {
+// False where there is one that is no number.
+bool ReadLength(const nlohmann::json& entry, const char* key, std::optional<int64_t>* length) {
   const auto found = entry.find(key);
-  if (found == entry.end() || !found->is_number()) return std::nullopt;
-  return static_cast<int64_t>(std::clamp(found->get<double>(), 0.0, 1e9));
+  if (found == entry.end() || found->is_null()) return true;
+  if (!found->is_number()) return false;
+  *length = static_cast<int64_t>(std::clamp(found->get<double>(), 0.0, 1e9));
+  return true;
 }
 
 bool ParseEntry(const std::string& line, TraceEntry* entry) {
@@ -66,9 +69,8 @@ bool ParseEntry(const std::string& line, TraceEntry* entry) {
     return false;
   }
   entry->at_s = json["timestamp"].get<double>() / 1000;
-  entry->input_tokens = LengthOf(json, "input_length");
-  entry->output_tokens = LengthOf(json, "output_length");
-  return std::isfinite(entry->at_s);
+  return std::isfinite(entry->at_s) && ReadLength(json, "input_length", &entry->input_tokens) &&
+         ReadLength(json, "output_length", &entry->output_tokens);
 }
 
 }  // namespace
@@ -130,11 +132,9 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(std::string_view text) {
 }
 
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--trace: cannot read ", path));
-  absl::StatusOr<std::vector<TraceEntry>> entries = ParseTrace(text.str());
+  const absl::StatusOr<std::string> text = ReadTextFile("--trace", path);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<std::vector<TraceEntry>> entries = ParseTrace(*text);
   if (!entries.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--trace: ", path, ": ", std::string(entries.status().message())));

@@ -27,6 +27,17 @@ bool CommandLine::WriteFile(const char* flag, const std::string& path, const std
   return static_cast<bool>(file);
 }
 
+CLI::Validator Between(double low, double high) {
+  return CLI::Validator(
+      [low, high](const std::string& text) {
+        double number = 0;
+        const bool parsed = CLI::detail::lexical_cast(text, number);
+        if (parsed && number >= low && number <= high) return std::string();
+        return absl::StrCat("Value ", text, " not in range ", low, " to ", high);
+      },
+      /*validator_desc=*/"");
+}
+
 bool ParseFlags(CLI::App* app, int argc, const char* const* argv, int* status) {
   const auto parse = [&] {
     CLI11_PARSE(*app, argc, argv);

@@ -29,6 +29,10 @@ class CommandLine {
   const char* const name_;
 };
 
+// For an option's check: a number from low to high. CLI::Range lets NaN, which compares with
+// nothing, pass.
+CLI::Validator Between(double low, double high);
+
 // Whether there is something to do; otherwise `status` is what to exit with. Mistakes are told by
 // the app's failure_message.
 bool ParseFlags(CLI::App* app, int argc, const char* const* argv, int* status);

@@ -130,7 +130,7 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
   app->add_option("--deadline", options->call_limit_s,
                   "Give a question up after so many seconds; 0: never")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check(Between(0, 1e6))
       ->capture_default_str();
   app->add_option("--training-text", flags->training_text,
                   "Ask nothing: write each document with its questions and answers\nbehind it, a "

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <fstream>
 #include <iterator>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "loadtest/text_file.h"
 
 namespace augur::loadtest {
 namespace {
@@ -28,44 +27,20 @@ bool IsHeading(const Paragraph& paragraph) {
   return paragraph.size() == 1 && paragraph[0].size() < kHeadingBytes;
 }
 
-// Well-formed and no overlong forms: the wire takes nothing else.
-bool IsUtf8(std::string_view text) {
-  size_t at = 0;
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0};
-  };
-  while (at < text.size()) {
-    const uint8_t lead = byte(at);
-    const size_t size = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    if (size == 0 || lead > 0xf4) return false;
-    for (size_t i = 1; i < size; ++i) {
-      if ((byte(at + i) & 0xc0) != 0x80) return false;
-    }
-    const uint8_t second = byte(at + 1);
-    if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
-        (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) {
-      return false;
-    }
-    at += size;
-  }
-  return true;
-}
-
 }  // namespace
 
 absl::StatusOr<FillerText> FillerText::Read(const std::vector<std::string>& files) {
   std::string all;
   for (const std::string& path : files) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream bytes;
-    if (!file || !(bytes << file.rdbuf())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--text: cannot read ", path, ", or it is empty"));
+    const absl::StatusOr<std::string> text = ReadTextFile("--text", path);
+    if (!text.ok()) return text.status();
+    if (text->empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--text: ", path, " is empty"));
     }
-    if (!IsUtf8(bytes.str())) {
+    if (!IsUtf8(*text)) {
       return absl::InvalidArgumentError(absl::StrCat("--text: ", path, " is not UTF-8"));
     }
-    absl::StrAppend(&all, bytes.str(), "\n\n");
+    absl::StrAppend(&all, *text, "\n\n");
   }
   return FromText(all);
 }

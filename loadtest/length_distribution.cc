@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "loadtest/random_variates.h"
+#include "loadtest/text_file.h"
 
 namespace augur::loadtest {
 namespace {
@@ -25,9 +26,11 @@ absl::Status Refuse(std::string_view flag, std::string_view text, std::string_vi
 
 absl::Status ReadNumbers(std::string_view flag, const std::string& path,
                          std::vector<double>* numbers) {
-  std::ifstream file(path);
+  absl::StatusOr<std::string> text = ReadTextFile(flag, path);
+  if (!text.ok()) return text.status();
+  std::istringstream words(*std::move(text));
   std::string word;
-  while (file >> word) {
+  while (words >> word) {
     double number = 0;
     if (!absl::SimpleAtod(word, &number) || !(number >= 0 && number <= kMost)) {
       return Refuse(flag, path, absl::StrCat("holds \"", word.substr(0, 40), "\", no length"));
@@ -35,7 +38,7 @@ absl::Status ReadNumbers(std::string_view flag, const std::string& path,
     numbers->push_back(number);
     if (numbers->size() > kMostNumbers) return Refuse(flag, path, "holds too many numbers");
   }
-  if (numbers->empty()) return Refuse(flag, path, "cannot be read or holds no numbers");
+  if (numbers->empty()) return Refuse(flag, path, "holds no numbers");
   return absl::OkStatus();
 }
 
@@ -100,6 +103,20 @@ absl::StatusOr<LengthDistribution> ParseLengths(std::string_view flag, std::stri
                   "is none of N, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEAN,SD, file:PATH");
   }
   return lengths;
+}
+
+absl::Status CheckReachable(std::string_view flag, const LengthDistribution& lengths, int64_t low,
+                            int64_t high) {
+  double least = lengths.first, most = lengths.first;
+  if (lengths.kind == Kind::kUniform) most = lengths.second;
+  if (lengths.kind == Kind::kNormal || lengths.kind == Kind::kLognormal) return absl::OkStatus();
+  if (lengths.kind == Kind::kList) {
+    const auto [smallest, largest] = std::minmax_element(lengths.list.begin(), lengths.list.end());
+    least = *smallest;
+    most = *largest;
+  }
+  if (std::llround(most) >= low && std::llround(least) <= high) return absl::OkStatus();
+  return Refuse(flag, lengths.text, absl::StrCat("has no length from ", low, " to ", high));
 }
 
 double DrawValue(const LengthDistribution& lengths, double low, double high, SeededDraw* draw) {

@@ -34,6 +34,11 @@ struct LengthDistribution {
 
 absl::StatusOr<LengthDistribution> ParseLengths(std::string_view flag, std::string_view text);
 
+// Refused where it never gives a length within the limits (but of normal and lognormal, whose tails
+// reach everywhere).
+absl::Status CheckReachable(std::string_view flag, const LengthDistribution& lengths, int64_t low,
+                            int64_t high);
+
 // Not rounded: for times.
 double DrawValue(const LengthDistribution& lengths, double low, double high, SeededDraw* draw);
 int64_t DrawLength(const LengthDistribution& lengths, int64_t low, int64_t high, SeededDraw* draw);

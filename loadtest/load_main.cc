@@ -119,6 +119,7 @@ absl::StatusOr<std::unique_ptr<PromptSource>> MakeSource(LoadOptions* options,
                                                          CompletionClient* client) {
   options->prompts.max_context = model.max_context();
   options->workload.max_context = model.max_context();
+  if (absl::Status lengths = CheckLengths(options->workload); !lengths.ok()) return lengths;
   auto source = PromptSource::Make(options->prompts, options->defaults, model, client);
   if (source.ok()) options->workload.items = (*source)->Items();
   return source;

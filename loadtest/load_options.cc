@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "loadtest/command_line.h"
 
 namespace augur::loadtest {
 namespace {
@@ -27,7 +28,7 @@ class OptionGroup {
   template <typename T>
   void AddNumber(const char* option, T* value, const char* type, double low, double high,
                  const char* text) {
-    AddShown(option, value, type, text)->check(CLI::Range(low, high).description(""));
+    AddShown(option, value, type, text)->check(Between(low, high));
   }
   void AddFlag(const char* option, bool* value, const char* text) {
     app_->add_flag(option, *value, text)->group(name_);
@@ -68,7 +69,7 @@ void AddLoadShapeFlags(CLI::App* app, LoadFlags* flags) {
   OptionGroup open(app, "Open loop: requests have times, whatever the daemon does");
   open.Add("--rate", &flags->rates, "RPS,...", "Requests a second, a stage each")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1e6).description(""));
+      ->check(Between(1e-6, 1e6));
   open.AddShown("--arrivals", &flags->arrivals, "poisson|gamma|constant|trace", "How they arrive");
   open.AddNumber("--burstiness", &options->arrivals.burstiness, "SHAPE", 1e-3, 1e6,
                  "Of gamma: below 1 in bursts, above 1 more even");
@@ -188,7 +189,7 @@ void AddReportFlags(CLI::App* app, LoadFlags* flags) {
       .AddShown("--percentiles", &options->percentiles, "P,...",
                 "Beside the median; the highest is in the tables")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 100.0).description(""));
+      ->check(Between(0, 100));
   group.Add("--title", &options->title, "TEXT", "Stands above the picture");
   group.Add("--json", &options->json, "FILE", "Write all figures; keys of vLLM's bench");
   group.Add("--csv", &options->csv, "FILE", "Write a line for each stage");

@@ -152,6 +152,10 @@ std::string ReportRemarks(const LoadReport& report) {
       absl::StrAppend(&text, stage.name, ": ", figures.miscounted,
                       " streams whose chunks do not add up to Usage.completion_tokens\n");
     }
+    if (stage.cut_requests > 0) {
+      absl::StrAppend(&text, stage.name, ": ", stage.cut_requests,
+                      " requests of the trace were cut to the context\n");
+    }
     if (stage.saturation.saturated) {
       absl::StrAppend(&text, stage.name, " *: over-saturated: ", stage.saturation.why, "\n");
     }

@@ -25,6 +25,7 @@ struct StageReport {
   bool open_loop = false;
   uint32_t concurrency = 0;    // closed loop
   double requested_rate = 0;   // open loop; 0: a trace's
+  int64_t cut_requests = 0;    // of a trace, to what the context has room for
   double offered_rate = 0;     // open loop: of the plan as it was drawn
   uint32_t max_in_flight = 0;  // open loop; 0: no limit
   StageFigures figures;

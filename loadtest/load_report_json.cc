@@ -131,6 +131,7 @@ Json StageJson(const LoadReport& report, const StageReport& stage, bool detailed
   out["num_prompts"] = stage.figures.counts.planned;
   out["request_rate"] = stage.open_loop ? Json(stage.requested_rate) : Json("inf");
   out["offered_rate"] = stage.open_loop ? Json(stage.offered_rate) : Json();
+  out["cut_requests"] = stage.cut_requests;
   out["burstiness"] = report.burstiness;
   const uint32_t most = stage.open_loop ? stage.max_in_flight : stage.concurrency;
   out["max_concurrency"] = most > 0 ? Json(most) : Json();

@@ -73,6 +73,7 @@ class Session {
     stage.concurrency = plan.open_loop ? 0 : plan.concurrency;
     stage.requested_rate = requested_rate;
     stage.offered_rate = plan.offered_rate;
+    stage.cut_requests = plan.cut_requests;
     stage.max_in_flight = plan.max_in_flight;
     stage.figures = std::move(result.figures);
     stage.records = std::move(result.records);

@@ -1,11 +1,11 @@
 #include "loadtest/prompt_source.h"
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "loadtest/text_file.h"
 #include "nlohmann/json.hpp"
 
 namespace augur::loadtest {
@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kMostProseBytes = 2 << 20;  // Tokenize takes 4 MiB
 constexpr size_t kMostPrompts = 1'000'000;
-constexpr size_t kMostFileBytes = size_t{1} << 30;
 
 absl::Status BadPrompt(int number, const char* why) {
   return absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why));
@@ -51,15 +50,9 @@ absl::Status ParseObject(const std::string& line, int number, ListedPrompt* prom
 }
 
 absl::StatusOr<std::vector<ListedPrompt>> ReadPrompts(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || static_cast<size_t>(file.tellg()) > kMostFileBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--prompt-file: ", path, " cannot be read or has more than 1 GiB"));
-  }
-  file.seekg(0);
-  std::stringstream text;
-  text << file.rdbuf();
-  auto prompts = ParsePrompts(text.str());
+  const absl::StatusOr<std::string> text = ReadTextFile("--prompt-file", path);
+  if (!text.ok()) return text.status();
+  auto prompts = ParsePrompts(*text);
   if (!prompts.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--prompt-file: ", path, ": ", std::string(prompts.status().message())));
@@ -91,6 +84,7 @@ absl::StatusOr<std::vector<ListedPrompt>> ParsePrompts(std::string_view text) {
       const absl::Status parsed = ParseObject(line, number, &prompt);
       if (!parsed.ok()) return parsed;
     } else {
+      if (!IsUtf8(line)) return BadPrompt(number, "is not UTF-8");
       prompt.text = line;
     }
     prompts.push_back(std::move(prompt));

@@ -3,14 +3,15 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "loadtest/text_file.h"
 
 namespace augur::loadtest {
 namespace {
+
+constexpr size_t kMostSweepBytes = 1 << 20;
 
 absl::Status Wrong(const std::string& path, const YAML::Mark& mark, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ":", mark.line + 1, ": ", what));
@@ -76,12 +77,9 @@ absl::StatusOr<std::vector<std::string>> WithSweepFile(int argc, const char* con
   std::vector<std::string> all;
   const std::string path = SweepPath(argc, argv);
   if (!path.empty()) {
-    std::ifstream file(path, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (!file.is_open() || file.bad()) {
-      return absl::InvalidArgumentError(absl::StrCat("--sweep: ", path, ": cannot be read"));
-    }
-    const auto options = SweepArguments(path, text);
+    const absl::StatusOr<std::string> text = ReadTextFile("--sweep", path, kMostSweepBytes);
+    if (!text.ok()) return text.status();
+    const auto options = SweepArguments(path, *text);
     if (!options.ok()) return options.status();
     for (const std::vector<std::string>& option : *options) {
       if (!IsGiven(argc, argv, option.front())) all.insert(all.end(), option.begin(), option.end());

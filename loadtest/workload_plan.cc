@@ -151,6 +151,13 @@ void SetOfferedRate(StagePlan* plan) {
   if (span > 0) plan->offered_rate = static_cast<double>(count - 1) / span;
 }
 
+// Whether the context had no room for what the trace says.
+bool IsCut(const TraceEntry& entry, const WorkloadSpec& workload, const PlannedRequest& request) {
+  if (!workload.items.empty()) return false;
+  return entry.output_tokens.value_or(request.max_tokens) != request.max_tokens ||
+         entry.input_tokens.value_or(request.prompt.tokens) != request.prompt.tokens;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Weighted<AttentionOverride>>> ParseAttentionMix(std::string_view text) {
@@ -192,6 +199,17 @@ absl::StatusOr<std::vector<Weighted<int32_t>>> ParsePriorityMix(std::string_view
     mix.push_back({priority, split->second});
   }
   return mix;
+}
+
+absl::Status CheckLengths(const WorkloadSpec& workload) {
+  if (workload.max_context == 0) return absl::OkStatus();
+  const int64_t context = workload.max_context;
+  const absl::Status output = CheckReachable("--output-len", workload.output, 1, context - 1);
+  if (!output.ok() || workload.prompts == PromptKind::kFile) return output;
+  const LengthDistribution& answers = workload.output;
+  const bool fixed = answers.kind == LengthDistribution::Kind::kFixed;
+  const int64_t answer = fixed ? std::max<int64_t>(1, std::llround(answers.first)) : 1;
+  return CheckReachable("--input-len", workload.input, 1, context - answer);
 }
 
 StagePlan PlanClosedStage(const WorkloadSpec& workload, uint32_t concurrency, int64_t requests,
@@ -238,6 +256,7 @@ StagePlan PlanTraceStage(const WorkloadSpec& workload, const std::vector<TraceEn
   for (TraceEntry entry : trace) {
     entry.at_s /= speed;
     plan.requests.push_back(planner.Plan(static_cast<uint32_t>(plan.requests.size()), entry));
+    if (IsCut(entry, workload, plan.requests.back())) ++plan.cut_requests;
   }
   SetOfferedRate(&plan);
   return plan;

@@ -106,9 +106,13 @@ struct StagePlan {
   double ramp_s = 0;                     // closed loop: the first requests start spread over it
   uint32_t max_in_flight = 0;            // open loop: more wait in the client; 0: no limit
   double offered_rate = 0;               // open loop: requests over the time in which they are sent
+  int64_t cut_requests = 0;              // of a trace: lengths that the context had no room for
   double send_limit_s = 0;               // nothing is sent at or after it; 0: no limit
   std::vector<PlannedRequest> requests;  // in the order of sending
 };
+
+// Lengths that the context has no room for are refused, with the flag, rather than replaced.
+absl::Status CheckLengths(const WorkloadSpec& workload);
 
 // Closed loop: `requests` of them.
 StagePlan PlanClosedStage(const WorkloadSpec& workload, uint32_t concurrency, int64_t requests,

@@ -15,7 +15,13 @@ void AddConnectionOptions(CLI::App* command, ConnectionOptions* options) {
       ->group("Connection");
   command->add_option("--deadline", options->deadline_s, "Give up after so many seconds; 0: never")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check([](const std::string& text) {
+        double seconds = 0;
+        const bool parsed = CLI::detail::lexical_cast(text, seconds);
+        // Written so that NaN, which CLI::Range lets pass, is none.
+        if (parsed && seconds >= 0 && seconds <= 1e6) return std::string();
+        return "Value " + text + " not in range 0 to 1000000";
+      })
       ->capture_default_str()
       ->group("Connection");
 }

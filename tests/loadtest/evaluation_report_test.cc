@@ -206,6 +206,9 @@ TEST(SweepFile, TheCommandLineCountsMore) {
   EXPECT_EQ(*arguments, (std::vector<std::string>{"--seed", "4", "--sweep", name, "--length=100"}));
   unlink(name);
   EXPECT_FALSE(WithSweepFile(4, argv).ok());
+  const std::string folder = testing::TempDir();
+  const char* const of_folder[] = {"augur-eval", "--sweep", folder.c_str()};
+  EXPECT_FALSE(WithSweepFile(3, of_folder).ok());
 }
 
 TEST(CheckModel, LengthAndAnswerMustFitTheContext) {

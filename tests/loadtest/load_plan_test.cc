@@ -5,10 +5,14 @@
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
 
 #include "loadtest/arrival_process.h"
 #include "loadtest/length_distribution.h"
 #include "loadtest/prompt_source.h"
+#include "loadtest/text_file.h"
 #include "loadtest/workload_plan.h"
 #include "nlohmann/json.hpp"
 
@@ -337,6 +341,56 @@ TEST(PromptSource, ReadsLinesAndJson) {
         "{\"prompt\": \"a\", \"max_tokens\": 0}", "{\"prompt\": \"a\", \"answer\": 4}"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParsePrompts(bad).status())) << bad;
   }
+}
+
+// What was asked for is sent or refused, and what a trace asks for and cannot have is counted.
+TEST(PlanStage, LengthsBeyondTheContextAreToldOf) {
+  WorkloadSpec workload;
+  workload.max_context = 100;
+  const auto check = [&](const char* input, const char* output) {
+    workload.input = *ParseLengths("--input-len", input);
+    workload.output = *ParseLengths("--output-len", output);
+    return CheckLengths(workload);
+  };
+  for (const auto& [input, output] : {std::pair("90", "10"),
+                                      {"uniform:1,500", "99"},
+                                      {"normal:500,1", "lognormal:900,1"},
+                                      {"uniform:99,500", "1"}}) {
+    EXPECT_TRUE(check(input, output).ok()) << input << " " << output;
+  }
+  for (const auto& [input, output, flag] : {std::tuple("0", "10", "--input-len"),
+                                            {"91", "10", "--input-len"},
+                                            {"1e9", "10", "--input-len"},
+                                            {"5", "100", "--output-len"},
+                                            {"5", "0", "--output-len"},
+                                            {"uniform:100,200", "5", "--input-len"},
+                                            {"5", "uniform:0,0", "--output-len"}}) {
+    const absl::Status status = check(input, output);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << input << " " << output;
+    EXPECT_NE(std::string(status.message()).find(flag), std::string::npos) << status;
+  }
+  const auto trace = ParseTrace(
+      R"({"timestamp": 0, "input_length": 5, "output_length": 7}
+         {"timestamp": 1, "input_length": 99, "output_length": 7}
+         {"timestamp": 2, "input_length": 5, "output_length": 700}
+         {"timestamp": 3, "input_length": null})");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_TRUE(check("5", "5").ok());
+  EXPECT_EQ(PlanTraceStage(workload, *trace, 1, 0, 1, 1).cut_requests, 2);
+  EXPECT_FALSE(ParseTrace(R"({"timestamp": 0, "input_length": "5"})").ok());
+}
+
+TEST(ReadTextFile, EndsWhereTheFileDoesNot) {
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadTextFile("--text", "/dev/zero", 1 << 20).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadTextFile("--text", testing::TempDir()).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadTextFile("--text", "/nowhere/at/all").status()));
+  EXPECT_EQ(*ReadTextFile("--text", "/dev/null"), "");
+}
+
+TEST(ParsePrompts, TakesNothingThatTheWireDoesNot) {
+  EXPECT_TRUE(ParsePrompts("caf\xc3\xa9\n").ok());
+  EXPECT_NE(std::string(ParsePrompts("a\nb\xff\n").status().message()).find("line 2"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -248,6 +248,17 @@ TEST(ResolveFlags, MakesStagesOfWhatIsAsked) {
   EXPECT_EQ(PlanStages(*ResolveFlags(Flags({"--sweep", "rate"}), "salt")).size(), 0u);
 }
 
+// NaN is in no range.
+TEST(ResolveFlags, TakesNumbersAlone) {
+  for (const char* flag : {"--rate", "--drain-limit", "--ramp-up", "--percentiles", "--temperature",
+                           "--metrics-interval", "--cancel-share"}) {
+    for (const char* value : {"nan", "-nan", "inf", "-1e9", "x", ""}) {
+      EXPECT_THROW(Flags({flag, value}), CLI::ParseError) << flag << " " << value;
+    }
+  }
+  EXPECT_EQ(Flags({"--rate", "2.5"}).rates, (std::vector<double>{2.5}));
+}
+
 TEST(ResolveFlags, NamesWhatIsWrong) {
   const struct {
     std::vector<std::string> arguments;
