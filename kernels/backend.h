@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kernels/ops/adjust_logits.h"
+#include "kernels/ops/choose_channels.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/drive_choice.h"
 #include "kernels/ops/embedding.h"
@@ -100,6 +101,7 @@ class Backend {
   virtual void CompressKeys(const CompressKeysParams& params) = 0;
   virtual void SelectBlocks(const SelectBlocksParams& params) = 0;
   virtual void SumChannels(const SumChannelsParams& params) = 0;
+  virtual void ChooseChannels(const ChooseChannelsParams& params) = 0;
   virtual void ProjectKeys(const ProjectKeysParams& params) = 0;
   virtual void ProjectQueries(const ProjectQueriesParams& params) = 0;
   virtual void EvictionBias(const EvictionBiasParams& params) = 0;

@@ -101,10 +101,6 @@ struct SequenceKv {
     return pools.device_page(key_frames[block / kKeyFrameBlocks], layer, kv_head) +
            block % kKeyFrameBlocks * pools.layout.key_bytes;
   }
-  std::byte* block_partial_keys(const KvPools& pools, int layer, int kv_head, int block) const {
-    return pools.device_page(partial_frames[block / kPartialFrameBlocks], layer, kv_head) +
-           block % kPartialFrameBlocks * pools.layout.partial_bytes();
-  }
   // Eviction biases of the block's tokens, and the means of the windows that end in it.
   float* block_biases(const KvPools& pools, int layer, int kv_head, int block) const {
     return bias_page(pools, layer, kv_head, block) +

@@ -66,6 +66,14 @@ absl::Status DeviceAttention::Allocate() {
   reserve(layers, &placement_);
   reserve(2 * layers, &stamps_);
   reserve(1, &granted_);
+  const bool infinigen = has_infinigen();
+  reserve(infinigen ? layers * basis_layer() : 0, &basis_);
+  const int runs = kernels::SumRuns(options_.max_rows, options_.max_segments);
+  reserve(infinigen ? size_t(runs) * options_.kv_width() : 0, &sum_runs_);
+  for (int parity = 0; parity < 2; ++parity) {
+    reserve(infinigen ? rows * options_.q_width() : 0, &queries_[parity]);
+    reserve(infinigen ? rows * vector_width() : 0, &vectors_[parity]);
+  }
   if (!fits) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for what tokens choose: ", bytes,
                                                      " bytes (batched_tokens ", rows,
@@ -76,6 +84,7 @@ absl::Status DeviceAttention::Allocate() {
   const std::vector<int64_t> never(2 * layers);
   backend_->Copy(stamps_.data(), never.data(), never.size() * sizeof(never[0]));
   backend_->Copy(granted_.data(), &options_.copy_ctas, sizeof(int32_t));
+  if (has_infinigen()) UploadBasis();
   backend_->Synchronize();
   return absl::OkStatus();
 }
@@ -92,8 +101,8 @@ void DeviceAttention::RunAhead(Backend* backend, int layer) {
     backend->Follow(calls_.tiered ? fetch : select);
   }
   if (!chooses) return;
-  SelectForecast(select, main_, kDecodeRows, next, nullptr);
-  Place(select, kForecastRule, main_.place[kForecastRule], next, next * tables_->lists_layer());
+  SelectForetold(select, main_, next, nullptr);
+  Place(select, kAhead, main_.place[kAhead], next, next * tables_->lists_layer());
   if (!calls_.tiered) return;
   fetch->Follow(select);
   FetchPlaced(fetch, next);
@@ -132,10 +141,13 @@ void DeviceAttention::BeginStep(Backend* backend) {
 }
 
 bool DeviceAttention::ChoosesAhead(int layer) const {
-  return options_.prefetch && calls_.forecast && layer > 0 && layer < options_.num_layers;
+  return options_.prefetch && !in_time_ && calls_.foretells() && layer > 0 &&
+         layer < options_.num_layers;
 }
 
-void DeviceAttention::RunLayer(Backend* backend, int layer, float* qkv, void* attended) {
+void DeviceAttention::RunLayer(Backend* backend, int layer, float* qkv, void* attended,
+                               const void* input) {
+  Approximate(backend, layer + 1, input);
   RunMain(backend, layer, qkv, attended);
   for (size_t group = 0; group < staged_.size(); ++group) RunStaged(group, layer, qkv, attended);
 }
@@ -144,16 +156,15 @@ void DeviceAttention::RunMain(Backend* backend, int layer, float* qkv, void* att
   if (main_.append.count == 0) return;
   const int64_t offset = layer * tables_->lists_layer();
   Append(backend, main_, layer, offset, qkv);
-  if (calls_.forecast) RunAhead(backend, layer);
+  if (calls_.foretells()) RunAhead(backend, layer);
   if (calls_.sparse) {
-    Select(backend, kSparseRule, kDecodeRows, main_.select[kSparseRule][kDecodeRows], layer, qkv,
-           options_.row_stride);
-    Place(backend, kSparseRule, main_.place[kSparseRule], layer, offset);
+    SelectSparse(backend, main_, kDecodeRows, layer, qkv);
+    Place(backend, kInTime, main_.place[kInTime], layer, offset);
     FetchNow(backend, layer);
   }
-  if (calls_.forecast && !ChoosesAhead(layer)) {
-    SelectForecast(backend, main_, kDecodeRows, layer, qkv);
-    Place(backend, kForecastRule, main_.place[kForecastRule], layer, offset);
+  if (calls_.foretells() && !ChoosesAhead(layer)) {
+    SelectForetold(backend, main_, layer, qkv);
+    Place(backend, kAhead, main_.place[kAhead], layer, offset);
     FetchNow(backend, layer);
   }
   SelectPrompts(backend, main_, layer, qkv);
@@ -162,9 +173,14 @@ void DeviceAttention::RunMain(Backend* backend, int layer, float* qkv, void* att
 
 void DeviceAttention::SelectPrompts(Backend* backend, const Group& group, int layer,
                                     const float* qkv) {
-  Select(backend, kSparseRule, kPromptRows, group.select[kSparseRule][kPromptRows], layer, qkv,
-         options_.row_stride);
+  SelectSparse(backend, group, kPromptRows, layer, qkv);
   SelectForecast(backend, group, kPromptRows, layer, qkv);
+}
+
+void DeviceAttention::SelectForetold(Backend* backend, const Group& group, int layer,
+                                     const float* qkv) {
+  SelectForecast(backend, group, kDecodeRows, layer, qkv);
+  SelectInfinigen(backend, group, layer, qkv);
 }
 
 void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* attended) {
@@ -181,12 +197,11 @@ void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* atten
   }
   Append(backend_, group, layer, offset, qkv);
   SelectPrompts(backend_, group, layer, qkv);
-  Select(backend_, kSparseRule, kDecodeRows, group.select[kSparseRule][kDecodeRows], layer, qkv,
-         options_.row_stride);
-  SelectForecast(backend_, group, kDecodeRows, layer, qkv);
-  for (const Rule rule : {kSparseRule, kForecastRule}) {
+  SelectSparse(backend_, group, kDecodeRows, layer, qkv);
+  SelectForetold(backend_, group, layer, qkv);
+  for (const Time time : {kInTime, kAhead}) {
     // Resident or staged, the row reads its blocks where the lists lead.
-    PlaceInPlace(rule, group.place[rule], layer, offset);
+    PlaceInPlace(time, group.place[time], layer, offset);
   }
   Attend(backend_, group, layer, offset, qkv, attended);
   if (layer == 0) return;
@@ -310,6 +325,25 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                          .dtype = options_.kv_dtype,
                          .pages_offset = offset,
                          .key_pages_offset = layer * tables_->keys_layer()});
+  TrackInfinigen(backend, group, layer, offset, qkv);
+}
+
+kernels::SelectBlocksParams DeviceAttention::ScoresOfQuery(const float* qkv, int layer) const {
+  return {.q = qkv,
+          .q_stride = options_.row_stride,
+          .heads_per_group = options_.num_q_heads / options_.num_kv_heads,
+          .key_dim = options_.head_dim,
+          .keys_per_block = kernels::kBlockWindows,
+          .rule = kernels::ScoreRule::kSoftmaxSum,
+          .scale = options_.attention_scale,
+          .key_pages_offset = layer * tables_->keys_layer()};
+}
+
+void DeviceAttention::SelectSparse(Backend* backend, const Group& group, PhaseIndex phase,
+                                   int layer, const float* qkv) {
+  const Range range = group.select[kSparseRule][phase];
+  Select(backend, arrays_.select[kSparseRule] + range.first, range.count, phase, layer,
+         ScoresOfQuery(qkv, layer));
 }
 
 void DeviceAttention::SelectForecast(Backend* backend, const Group& group, PhaseIndex phase,
@@ -318,37 +352,37 @@ void DeviceAttention::SelectForecast(Backend* backend, const Group& group, Phase
   const bool own = layer == 0;
   const float* q =
       own ? qkv + options_.q_width() + 3 * options_.kv_width() : forecasts_[(layer - 1) % 2].data();
-  Select(backend, kForecastRule, phase, group.select[kForecastRule][phase], layer, q,
-         own ? options_.row_stride : options_.kv_width());
+  const Range range = group.select[kForecastRule][phase];
+  if (range.count == 0) return;
+  Select(backend, arrays_.select[kForecastRule] + range.first, range.count, phase, layer,
+         {.q = q,
+          .q_stride = own ? options_.row_stride : options_.kv_width(),
+          .heads_per_group = 1,
+          .key_dim = options_.head_dim,
+          .keys_per_block = kernels::kBlockWindows,
+          .rule = kernels::ScoreRule::kProduct,
+          .key_pages_offset = layer * tables_->keys_layer()});
 }
 
-void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Range range, int layer,
-                             const float* q, int q_stride) {
-  if (range.count == 0) return;
+void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* segments,
+                             int num_segments, PhaseIndex phase, int layer,
+                             kernels::SelectBlocksParams scores) {
+  if (num_segments == 0) return;
   Selection& selection = selections_[layer % 2];
-  const bool by_query = rule == kSparseRule;
-  backend->SelectBlocks(
-      {.q = q,
-       .segments = arrays_.select[rule] + range.first,
-       .num_segments = range.count,
-       .q_stride = q_stride,
-       .num_kv_heads = options_.num_kv_heads,
-       .heads_per_group = by_query ? options_.num_q_heads / options_.num_kv_heads : 1,
-       .key_dim = options_.head_dim,
-       .keys_per_block = kernels::kBlockWindows,
-       .rule = by_query ? kernels::ScoreRule::kSoftmaxSum : kernels::ScoreRule::kProduct,
-       .scale = options_.attention_scale,
-       .dtype = options_.kv_dtype,
-       .blocks = selection.blocks.data(),
-       .counts = selection.counts.data(),
-       .selection_stride = stride_,
-       .phase = phase == kDecodeRows ? Phase::kDecode : Phase::kPrefill,
-       .rows = rows_,
-       .max_blocks = max_blocks_,
-       .key_pages_offset = layer * tables_->keys_layer()});
+  scores.segments = segments;
+  scores.num_segments = num_segments;
+  scores.num_kv_heads = options_.num_kv_heads;
+  scores.dtype = options_.kv_dtype;
+  scores.blocks = selection.blocks.data();
+  scores.counts = selection.counts.data();
+  scores.selection_stride = stride_;
+  scores.phase = phase == kDecodeRows ? Phase::kDecode : Phase::kPrefill;
+  scores.rows = rows_;
+  scores.max_blocks = max_blocks_;
+  backend->SelectBlocks(scores);
   if (options_.driven_reuse < 0.0f) return;
-  backend->DriveChoice({.segments = arrays_.select[rule] + range.first,
-                        .num_segments = range.count,
+  backend->DriveChoice({.segments = segments,
+                        .num_segments = num_segments,
                         .max_rows = phase == kDecodeRows ? 1 : rows_,
                         .num_kv_heads = options_.num_kv_heads,
                         .blocks = selection.blocks.data(),
@@ -358,12 +392,12 @@ void DeviceAttention::Select(Backend* backend, Rule rule, PhaseIndex phase, Rang
                         .reuse = options_.driven_reuse});
 }
 
-void DeviceAttention::Place(Backend* backend, Rule rule, Range range, int layer, int64_t offset) {
+void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer, int64_t offset) {
   if (range.count == 0) return;
   Selection& selection = selections_[layer % 2];
   const bool tiered = calls_.tiered && layer > 0;
   const auto& segments = layer == 0 ? arrays_.place_first : arrays_.place;
-  backend->PlaceBlocks({.segments = segments[rule] + range.first,
+  backend->PlaceBlocks({.segments = segments[time] + range.first,
                         .num_segments = range.count,
                         .num_kv_heads = options_.num_kv_heads,
                         .blocks = selection.blocks.data(),
@@ -379,10 +413,10 @@ void DeviceAttention::Place(Backend* backend, Rule rule, Range range, int layer,
 }
 
 // Of generated rows among staged ones: as in layer 0, whatever the layer.
-void DeviceAttention::PlaceInPlace(Rule rule, Range range, int layer, int64_t offset) {
+void DeviceAttention::PlaceInPlace(Time time, Range range, int layer, int64_t offset) {
   if (range.count == 0) return;
   Selection& selection = selections_[layer % 2];
-  backend_->PlaceBlocks({.segments = arrays_.place_first[rule] + range.first,
+  backend_->PlaceBlocks({.segments = arrays_.place_first[time] + range.first,
                          .num_segments = range.count,
                          .num_kv_heads = options_.num_kv_heads,
                          .blocks = selection.blocks.data(),

@@ -20,6 +20,9 @@
 // while it is read: copies of layer l + 1 write slots of layer l + 1 alone, and main has long left
 // them. Lists of choices are kept twice, by parity of the layer.
 //
+// InfiniGen (infinigen.h; device_infinigen.cc) is one more rule to choose by a layer ahead: main
+// makes the next layer's queries of this layer's input before kSelect follows it.
+//
 // Thread: the engine's. Ownership: buffers of its own, made by Create; backend, tables and
 // transfers outlive it. Failure: Create names size and knob; a step cannot fail.
 #pragma once
@@ -32,6 +35,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
+#include "engine/model/infinigen_basis.h"
 #include "engine/model/rope_tables.h"
 #include "engine/model/sequence_tables.h"
 #include "engine/model/step_tables.h"
@@ -64,9 +68,14 @@ struct DeviceAttentionOptions {
   // q_norm and k_norm of all layers; empty: the model has none.
   std::span<const LayerWeights> head_norms = {};
   float head_norm_epsilon = 0.0f;
+  // InfiniGen; null: no request uses it.
+  const InfinigenBasis* infinigen_basis = nullptr;
+  std::span<const LayerWeights> query_weights = {};  // of all layers; q comes first in qkv
+  int hidden_size = 0;
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
+  int num_channels() const { return head_dim / 4; }  // of a partial key
 };
 
 // What a step's calls are, beside the numbers of rows: a recorded step is for one of these.
@@ -74,7 +83,12 @@ struct AttentionCalls {
   bool dense = false;     // decode rows that read all blocks
   bool sparse = false;    // decode rows that choose by their own query
   bool forecast = false;  // decode rows that choose by the Forecast
-  bool tiered = false;    // decode rows in slots
+  // Decode rows of sequences that keep partial keys, and mostly choose by them.
+  bool infinigen = false;
+  bool tiered = false;  // decode rows in slots
+
+  bool selects() const { return sparse || forecast || infinigen; }
+  bool foretells() const { return forecast || infinigen; }
   auto operator<=>(const AttentionCalls&) const = default;
 };
 
@@ -97,6 +111,9 @@ class DeviceAttention {
   // Writing a step down: Begin, then decode rows in order of their rows, then the others, then
   // Finish, which puts the arrays into `tables` for its next upload.
   void Begin();
+  // A row whose layer's keys are all there before the layer runs, but for its own, chooses a layer
+  // ahead; where one does not (ChoosesInTime), none of the step's does, and it is not a recorded
+  // one.
   void AddDecodeRow(const AttentionPiece& piece);
   void AddPadding(int row);
   void AddPrompt(const AttentionPiece& piece);
@@ -105,13 +122,19 @@ class DeviceAttention {
   // `calls`: at least those of the decode rows. max_blocks: of the longest sequence.
   void Finish(StepTables* tables, const AttentionCalls& calls, int rows, int max_blocks);
 
+  // Whether the segment's generated rows must choose when their layer runs: their keys, or partial
+  // keys that a resumed sequence lacks, come with the step itself.
+  static bool ChoosesInTime(const StepSegment& segment);
+
   // What the arrays of so many rows and staged segments take, at most.
   size_t BytesOfStep(int rows, int segments) const;
 
   // Running it, on the backend or one that records; without recording staged rows as well.
   void BeginStep(kernels::Backend* backend);
-  // qkv [rows, row_stride] -> attended [rows, q_width of out_dtype]; layers in order.
-  void RunLayer(kernels::Backend* backend, int layer, float* qkv, void* attended);
+  // qkv [rows, row_stride] -> attended [rows, q_width of out_dtype]; layers in order. input: what
+  // qkv was made of, [rows, hidden_size] of out_dtype.
+  void RunLayer(kernels::Backend* backend, int layer, float* qkv, void* attended,
+                const void* input);
   // Counts of all steps so far: [num_layers] each, in device memory.
   const kernels::PlacementCounts* placement() const { return placement_.data(); }
   // When layer l's copies were waited for and when they had been made, in the last step that
@@ -123,7 +146,11 @@ class DeviceAttention {
   // CTAs that copy a prompt's working set from the staging area to its slots, on the device.
   static constexpr int kSlotCopyCtas = 16;
 
-  enum Rule { kSparseRule, kForecastRule, kNumRules };
+  // What rows choose by. Layer 0 of infinigen: their own query, as kSparseRule.
+  enum Rule { kSparseRule, kForecastRule, kInfinigenRule, kNumRules };
+  // When: in their layer, or a layer ahead, whatever the rule. Rows of one time are placed
+  // together.
+  enum Time { kInTime, kAhead, kNumTimes };
   enum PhaseIndex { kDecodeRows, kPromptRows, kNumPhases };
   struct Range {
     int first = 0;
@@ -133,8 +160,11 @@ class DeviceAttention {
   struct Group {
     Range append, compress;
     std::array<std::array<Range, kNumPhases>, kNumRules> select;
-    std::array<Range, kNumRules> place;
+    std::array<Range, kNumTimes> place;
     std::array<Range, kNumPhases> dense;
+    // InfiniGen's: sums and choices of channels (prompt rows), partial keys, queries, and what rows
+    // choose by in layer 0 (generated rows).
+    Range sums, channels, project, queries, select_first;
     Range chosen;    // decode rows that select
     Range choosing;  // prompt rows that select
     // Of a staged segment alone.
@@ -152,8 +182,8 @@ class DeviceAttention {
     std::vector<kernels::CompressSegment> compress;
     std::vector<kernels::TailSegment> tails;
     std::array<std::vector<kernels::SelectSegment>, kNumRules> select;
-    std::array<std::vector<kernels::PlaceSegment>, kNumRules> place_first;  // layer 0
-    std::array<std::vector<kernels::PlaceSegment>, kNumRules> place;
+    std::array<std::vector<kernels::PlaceSegment>, kNumTimes> place_first;  // layer 0
+    std::array<std::vector<kernels::PlaceSegment>, kNumTimes> place;
     std::vector<kernels::AttentionSegment> dense;
     std::array<std::vector<kernels::AttentionSegment>, 2> chosen;    // by parity of the layer
     std::array<std::vector<kernels::AttentionSegment>, 2> choosing;  // likewise
@@ -161,6 +191,11 @@ class DeviceAttention {
     std::vector<kernels::PlaceSegment> ends;
     std::vector<int32_t> end_blocks;  // [groups][kv heads][stride]: of those that end by a list
     std::vector<int32_t> end_counts;  // [groups][kv heads]
+    std::vector<kernels::ChannelSegment> sums;
+    std::vector<kernels::ChooseChannelsSegment> channels;
+    std::vector<kernels::ProjectSegment> project;
+    std::vector<kernels::QuerySegment> queries;
+    std::vector<kernels::SelectSegment> select_first;
   };
   // The same on the device.
   struct Arrays {
@@ -168,8 +203,8 @@ class DeviceAttention {
     const kernels::CompressSegment* compress = nullptr;
     const kernels::TailSegment* tails = nullptr;
     std::array<const kernels::SelectSegment*, kNumRules> select{};
-    std::array<const kernels::PlaceSegment*, kNumRules> place_first{};
-    std::array<const kernels::PlaceSegment*, kNumRules> place{};
+    std::array<const kernels::PlaceSegment*, kNumTimes> place_first{};
+    std::array<const kernels::PlaceSegment*, kNumTimes> place{};
     const kernels::AttentionSegment* dense = nullptr;
     std::array<const kernels::AttentionSegment*, 2> chosen{};
     std::array<const kernels::AttentionSegment*, 2> choosing{};
@@ -178,6 +213,11 @@ class DeviceAttention {
     const kernels::PlaceSegment* ends = nullptr;
     const int32_t* end_blocks = nullptr;
     const int32_t* end_counts = nullptr;
+    const kernels::ChannelSegment* sums = nullptr;
+    const kernels::ChooseChannelsSegment* channels = nullptr;
+    const kernels::ProjectSegment* project = nullptr;
+    const kernels::QuerySegment* queries = nullptr;
+    const kernels::SelectSegment* select_first = nullptr;
   };
   // What rows have chosen for one layer.
   struct Selection {
@@ -195,6 +235,7 @@ class DeviceAttention {
   bool selects() const { return stride_ > 0; }
   kernels::SelectionBudget BudgetOf(const StepSegment& segment) const;
   static Rule RuleOf(AttentionPolicy policy);
+  static Time TimeOf(Rule rule) { return rule == kSparseRule ? kInTime : kAhead; }
   // Of what a segment that read everything leaves in its slots.
   int end_stride() const { return std::max(stride_, tables_->options().max_slots); }
   size_t list_at(int row) const { return size_t(row) * options_.num_kv_heads * stride_; }
@@ -204,7 +245,7 @@ class DeviceAttention {
   kernels::TailSegment TailOf(const AttentionPiece& piece);
   // All blocks where the lists lead.
   kernels::AttentionSegment WholeOf(const AttentionPiece& piece);
-  kernels::SelectSegment SelectOf(const AttentionPiece& piece);
+  kernels::SelectSegment SelectOf(const AttentionPiece& piece, Rule rule);
   kernels::PlaceSegment PlaceOf(const AttentionPiece& piece, bool in_slots);
   kernels::AttentionSegment ChosenOf(const AttentionPiece& piece, int parity);
   void AddAppended(const AttentionPiece& piece);
@@ -216,11 +257,17 @@ class DeviceAttention {
 
   // Parts of RunLayer; `offset` leads from the group's segments' lists to those of the layer.
   void Append(kernels::Backend* backend, const Group& group, int layer, int64_t offset, float* qkv);
-  void Select(kernels::Backend* backend, Rule rule, PhaseIndex phase, Range range, int layer,
-              const float* q, int q_stride);
+  // Of the segments; `scores` says what rows are scored by: q and all that goes with it.
+  void Select(kernels::Backend* backend, const kernels::SelectSegment* segments, int num_segments,
+              PhaseIndex phase, int layer, kernels::SelectBlocksParams scores);
+  void SelectSparse(kernels::Backend* backend, const Group& group, PhaseIndex phase, int layer,
+                    const float* qkv);
   void SelectPrompts(kernels::Backend* backend, const Group& group, int layer, const float* qkv);
-  void Place(kernels::Backend* backend, Rule rule, Range range, int layer, int64_t offset);
-  void PlaceInPlace(Rule rule, Range range, int layer, int64_t offset);
+  kernels::SelectBlocksParams ScoresOfQuery(const float* qkv, int layer) const;
+  // Generated rows of all rules that choose ahead. qkv: of the layer; not read above layer 0.
+  void SelectForetold(kernels::Backend* backend, const Group& group, int layer, const float* qkv);
+  void Place(kernels::Backend* backend, Time time, Range range, int layer, int64_t offset);
+  void PlaceInPlace(Time time, Range range, int layer, int64_t offset);
   void Attend(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
               const float* qkv, void* attended);
   void SelectForecast(kernels::Backend* backend, const Group& group, PhaseIndex phase, int layer,
@@ -237,6 +284,20 @@ class DeviceAttention {
   void SpillStaged(size_t group, int layer);
   int ListStaged(size_t group, int layer, int num_blocks);
 
+  // device_infinigen.cc
+  bool has_infinigen() const { return options_.infinigen_basis != nullptr; }
+  void UploadBasis();
+  kernels::ProjectSegment ProjectOf(const AttentionPiece& piece);
+  kernels::QuerySegment QueryOf(const AttentionPiece& piece);
+  void AddSums(const AttentionPiece& prompt);
+  bool Approximates() const { return calls_.infinigen || staged_infinigen_; }
+  void TrackInfinigen(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
+                      const float* qkv);
+  void Approximate(kernels::Backend* backend, int layer, const void* input);
+  void SelectInfinigen(kernels::Backend* backend, const Group& group, int layer, const float* qkv);
+  int64_t basis_layer() const { return int64_t{options_.kv_width()} * options_.head_dim; }
+  int vector_width() const { return options_.num_kv_heads * options_.num_channels(); }
+
   kernels::Backend* const backend_;
   const DeviceAttentionOptions options_;
   SequenceTables* const tables_;
@@ -252,8 +313,11 @@ class DeviceAttention {
   int rows_ = 0;
   int decode_rows_ = 0;
   int max_blocks_ = 0;
-  int num_staged_tails_ = 0;  // the last of lists_.tails
-  unsigned stage_ = 0;        // layers of staged groups begun, all steps
+  int generated_rows_ = 0;         // those and the staged ones, before all prompts' rows
+  bool in_time_ = false;           // no row chooses ahead
+  bool staged_infinigen_ = false;  // some staged generated row chooses by partial keys
+  int num_staged_tails_ = 0;       // the last of lists_.tails
+  unsigned stage_ = 0;             // layers of staged groups begun, all steps
 
   std::array<kernels::BackendArray<float>, 2> forecasts_;    // [max_rows, kv_width], by parity
   std::array<Selection, 2> selections_;                      // by parity of the layer
@@ -265,6 +329,13 @@ class DeviceAttention {
   kernels::BackendArray<kernels::PlacementCounts> placement_;
   kernels::BackendArray<int64_t> stamps_;
   kernels::BackendArray<int32_t> granted_;
+
+  // InfiniGen's; empty where there is no basis.
+  kernels::BackendArray<float> basis_;                   // [layers][kv heads][head_dim][head_dim]
+  kernels::BackendArray<float> sum_runs_;                // SumChannels' scratch
+  std::array<kernels::BackendArray<float>, 2> queries_;  // [max_rows, q_width], of the layer of
+                                                         // that parity, approximated
+  std::array<kernels::BackendArray<float>, 2> vectors_;  // [max_rows, vector_width] likewise
 };
 
 }  // namespace augur::engine

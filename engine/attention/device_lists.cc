@@ -22,18 +22,25 @@ kernels::SelectionBudget DeviceAttention::BudgetOf(const StepSegment& segment) c
 }
 
 DeviceAttention::Rule DeviceAttention::RuleOf(AttentionPolicy policy) {
-  AUGUR_CHECK(policy == AttentionPolicy::kSparse || policy == AttentionPolicy::kForecast);
+  AUGUR_CHECK(policy != AttentionPolicy::kDense);
+  if (policy == AttentionPolicy::kInfinigen) return kInfinigenRule;
   return policy == AttentionPolicy::kSparse ? kSparseRule : kForecastRule;
+}
+
+bool DeviceAttention::ChoosesInTime(const StepSegment& segment) {
+  const memory::SequenceKv& kv = *segment.kv;
+  return segment.rows.num_rows > 1 ||
+         (kv.demand.partial_keys && kv.partial_tokens < segment.rows.first_position);
 }
 
 void DeviceAttention::Begin() {
   lists_.append.clear();
   lists_.compress.clear();
   lists_.tails.clear();
-  for (int rule = 0; rule < kNumRules; ++rule) {
-    lists_.select[rule].clear();
-    lists_.place_first[rule].clear();
-    lists_.place[rule].clear();
+  for (auto& select : lists_.select) select.clear();
+  for (int time = 0; time < kNumTimes; ++time) {
+    lists_.place_first[time].clear();
+    lists_.place[time].clear();
   }
   lists_.dense.clear();
   for (int parity = 0; parity < 2; ++parity) {
@@ -45,9 +52,17 @@ void DeviceAttention::Begin() {
   lists_.ends.clear();
   lists_.end_blocks.clear();
   lists_.end_counts.clear();
+  lists_.sums.clear();
+  lists_.channels.clear();
+  lists_.project.clear();
+  lists_.queries.clear();
+  lists_.select_first.clear();
   main_ = {};
   staged_.clear();
   decode_rows_ = 0;
+  generated_rows_ = 0;
+  in_time_ = false;
+  staged_infinigen_ = false;
   num_staged_tails_ = 0;
 }
 
@@ -82,11 +97,16 @@ kernels::AttentionSegment DeviceAttention::WholeOf(const AttentionPiece& piece) 
           .list_stride = tables_->options().max_blocks};
 }
 
-kernels::SelectSegment DeviceAttention::SelectOf(const AttentionPiece& piece) {
-  return {.rows = piece.rows,
-          .budget = BudgetOf(*piece.segment),
-          .key_pages = tables_->key_lists(piece.table),
-          .key_page_stride = tables_->max_key_pages()};
+kernels::SelectSegment DeviceAttention::SelectOf(const AttentionPiece& piece, Rule rule) {
+  kernels::SelectSegment select{.rows = piece.rows, .budget = BudgetOf(*piece.segment)};
+  if (rule == kInfinigenRule) {
+    select.key_pages = tables_->partial_lists(piece.table);
+    select.key_page_stride = tables_->max_partial_pages();
+  } else {
+    select.key_pages = tables_->key_lists(piece.table);
+    select.key_page_stride = tables_->max_key_pages();
+  }
+  return select;
 }
 
 kernels::PlaceSegment DeviceAttention::PlaceOf(const AttentionPiece& piece, bool in_slots) {
@@ -133,15 +153,19 @@ kernels::TailSegment DeviceAttention::TailOf(const AttentionPiece& piece) {
 void DeviceAttention::AddPadding(int row) {
   AUGUR_CHECK(row == decode_rows_);
   ++decode_rows_;
+  ++generated_rows_;
   const Segment none{.first_row = row};
   lists_.append.push_back({.rows = none});
   lists_.compress.push_back({.rows = none});
   lists_.tails.push_back({.rows = none});
-  for (int rule = 0; rule < kNumRules; ++rule) {
-    lists_.select[rule].emplace_back().rows = none;
-    lists_.place_first[rule].push_back({.rows = none});
-    lists_.place[rule].push_back({.rows = none});
+  for (auto& select : lists_.select) select.emplace_back().rows = none;
+  for (int time = 0; time < kNumTimes; ++time) {
+    lists_.place_first[time].push_back({.rows = none});
+    lists_.place[time].push_back({.rows = none});
   }
+  lists_.project.push_back({.rows = none});
+  lists_.queries.push_back({.rows = none});
+  lists_.select_first.emplace_back().rows = none;
   lists_.dense.push_back({.rows = none});
   for (auto& chosen : lists_.chosen) chosen.push_back({.rows = none});
 }
@@ -149,8 +173,10 @@ void DeviceAttention::AddPadding(int row) {
 void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   AddPadding(piece.rows.first_row);
   const memory::SequenceKv& kv = *piece.segment->kv;
+  in_time_ = in_time_ || ChoosesInTime(*piece.segment);
   lists_.append.back() = AppendOf(piece);
   if (kv.demand.selects) lists_.compress.back() = CompressOf(piece);
+  if (kv.demand.partial_keys) lists_.project.back() = ProjectOf(piece);
   if (kv.tiered()) lists_.tails.back() = TailOf(piece);
   if (piece.policy == AttentionPolicy::kDense) {
     AUGUR_CHECK(!kv.tiered());
@@ -158,9 +184,13 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
     return;
   }
   const Rule rule = RuleOf(piece.policy);
-  lists_.select[rule].back() = SelectOf(piece);
-  lists_.place_first[rule].back() = PlaceOf(piece, /*in_slots=*/false);
-  lists_.place[rule].back() = PlaceOf(piece, kv.tiered());
+  lists_.select[rule].back() = SelectOf(piece, rule);
+  if (rule == kInfinigenRule) {
+    lists_.queries.back() = QueryOf(piece);
+    lists_.select_first.back() = SelectOf(piece, kSparseRule);
+  }
+  lists_.place_first[TimeOf(rule)].back() = PlaceOf(piece, /*in_slots=*/false);
+  lists_.place[TimeOf(rule)].back() = PlaceOf(piece, kv.tiered());
   for (int parity = 0; parity < 2; ++parity) {
     lists_.chosen[parity].back() = ChosenOf(piece, parity);
   }
@@ -173,12 +203,15 @@ void DeviceAttention::AddAppended(const AttentionPiece& piece) {
 
 void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
   AddAppended(piece);
+  if (piece.segment->kv->demand.partial_keys) AddSums(piece);
   kernels::AttentionSegment attend = WholeOf(piece);
   if (piece.policy == AttentionPolicy::kDense) {
     lists_.dense.push_back(attend);
     return;
   }
-  lists_.select[RuleOf(piece.policy)].push_back(SelectOf(piece));
+  const Rule rule = RuleOf(piece.policy);
+  AUGUR_CHECK(rule != kInfinigenRule);
+  lists_.select[rule].push_back(SelectOf(piece, rule));
   for (int parity = 0; parity < 2; ++parity) {
     attend.choices = selections_[parity].blocks.data();
     attend.choice_counts = selections_[parity].counts.data();
@@ -191,14 +224,21 @@ void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
 // resident one does.
 void DeviceAttention::AddStagedRow(const AttentionPiece& piece) {
   AddAppended(piece);
+  ++generated_rows_;
+  if (piece.segment->kv->demand.partial_keys) lists_.project.push_back(ProjectOf(piece));
   if (piece.policy == AttentionPolicy::kDense) {
     lists_.dense.push_back(WholeOf(piece));
     return;
   }
   const Rule rule = RuleOf(piece.policy);
-  lists_.select[rule].push_back(SelectOf(piece));
-  lists_.place_first[rule].push_back(PlaceOf(piece, /*in_slots=*/false));
-  lists_.place[rule].push_back({.rows = {.first_row = piece.rows.first_row}});
+  lists_.select[rule].push_back(SelectOf(piece, rule));
+  if (rule == kInfinigenRule) {
+    staged_infinigen_ = true;
+    lists_.queries.push_back(QueryOf(piece));
+    lists_.select_first.push_back(SelectOf(piece, kSparseRule));
+  }
+  lists_.place_first[TimeOf(rule)].push_back(PlaceOf(piece, /*in_slots=*/false));
+  lists_.place[TimeOf(rule)].push_back({.rows = {.first_row = piece.rows.first_row}});
   for (int parity = 0; parity < 2; ++parity) {
     lists_.chosen[parity].push_back(ChosenOf(piece, parity));
   }
@@ -219,12 +259,20 @@ void DeviceAttention::AddPieces(std::span<const AttentionPiece> pieces, PhaseInd
     act(lists_.append, &group->append);
     act(lists_.compress, &group->compress);
     act(lists_.dense, &group->dense[phase]);
+    act(lists_.project, &group->project);
     for (int rule = 0; rule < kNumRules; ++rule) {
       act(lists_.select[rule], &group->select[rule][phase]);
-      if (phase == kDecodeRows) act(lists_.place[rule], &group->place[rule]);
     }
-    if (phase == kDecodeRows) act(lists_.chosen[0], &group->chosen);
-    if (phase == kPromptRows) act(lists_.choosing[0], &group->choosing);
+    if (phase == kDecodeRows) {
+      for (int time = 0; time < kNumTimes; ++time) act(lists_.place[time], &group->place[time]);
+      act(lists_.chosen[0], &group->chosen);
+      act(lists_.queries, &group->queries);
+      act(lists_.select_first, &group->select_first);
+    } else {
+      act(lists_.choosing[0], &group->choosing);
+      act(lists_.sums, &group->sums);
+      act(lists_.channels, &group->channels);
+    }
   };
   each(open);
   for (const AttentionPiece& piece : pieces) {
@@ -237,6 +285,7 @@ void DeviceAttention::AddPrompt(const AttentionPiece& piece) {
   AUGUR_CHECK(staged_.empty());
   if (main_.append.count == 0) main_.append.count = decode_rows_;
   if (main_.compress.count == 0) main_.compress.count = decode_rows_;
+  if (main_.project.count == 0) main_.project.count = decode_rows_;
   AddPieces({&piece, 1}, kPromptRows, &main_);
 }
 
@@ -318,10 +367,12 @@ void DeviceAttention::Finish(StepTables* tables, const AttentionCalls& calls, in
   main_.dense[kDecodeRows] = calls.dense ? decode : Range{};
   main_.select[kSparseRule][kDecodeRows] = calls.sparse ? decode : Range{};
   main_.select[kForecastRule][kDecodeRows] = calls.forecast ? decode : Range{};
-  for (int rule = 0; rule < kNumRules; ++rule) {
-    main_.place[rule] = main_.select[rule][kDecodeRows];
-  }
-  main_.chosen = calls.sparse || calls.forecast ? decode : Range{};
+  main_.select[kInfinigenRule][kDecodeRows] = calls.infinigen ? decode : Range{};
+  main_.select_first = main_.queries = main_.select[kInfinigenRule][kDecodeRows];
+  if (calls.infinigen && main_.project.count == 0) main_.project = decode;
+  main_.place[kInTime] = calls.sparse ? decode : Range{};
+  main_.place[kAhead] = calls.foretells() ? decode : Range{};
+  main_.chosen = calls.selects() ? decode : Range{};
   Pack(tables);
 }
 
@@ -332,16 +383,25 @@ void DeviceAttention::Pack(StepTables* tables) {
   arrays_.append = tables->Put(lists_.append);
   if (selects()) arrays_.compress = tables->Put(lists_.compress);
   if (whole || calls_.tiered) arrays_.tails = tables->Put(lists_.tails);
-  const std::array<bool, kNumRules> called = {calls_.sparse, calls_.forecast};
+  const std::array<bool, kNumRules> called = {calls_.sparse, calls_.forecast, calls_.infinigen};
   for (int rule = 0; rule < kNumRules; ++rule) {
-    if (!whole && !called[rule]) continue;
-    arrays_.select[rule] = tables->Put(lists_.select[rule]);
-    arrays_.place_first[rule] = tables->Put(lists_.place_first[rule]);
-    arrays_.place[rule] = tables->Put(lists_.place[rule]);
+    if (whole || called[rule]) arrays_.select[rule] = tables->Put(lists_.select[rule]);
+  }
+  for (const Time time : {kInTime, kAhead}) {
+    if (!whole && !(time == kInTime ? calls_.sparse : calls_.foretells())) continue;
+    arrays_.place_first[time] = tables->Put(lists_.place_first[time]);
+    arrays_.place[time] = tables->Put(lists_.place[time]);
+  }
+  if (has_infinigen() && (whole || calls_.infinigen)) {
+    arrays_.project = tables->Put(lists_.project);
+    arrays_.queries = tables->Put(lists_.queries);
+    arrays_.select_first = tables->Put(lists_.select_first);
+    if (whole) arrays_.sums = tables->Put(lists_.sums);
+    if (whole) arrays_.channels = tables->Put(lists_.channels);
   }
   if (whole || calls_.dense) arrays_.dense = tables->Put(lists_.dense);
   for (int parity = 0; parity < 2; ++parity) {
-    if (whole || calls_.sparse || calls_.forecast) {
+    if (whole || calls_.selects()) {
       arrays_.chosen[parity] = tables->Put(lists_.chosen[parity]);
     }
     if (whole) arrays_.choosing[parity] = tables->Put(lists_.choosing[parity]);
@@ -357,9 +417,12 @@ void DeviceAttention::Pack(StepTables* tables) {
 size_t DeviceAttention::BytesOfStep(int rows, int segments) const {
   const size_t row_bytes =
       sizeof(kernels::AppendSegment) + sizeof(kernels::CompressSegment) +
-      sizeof(kernels::TailSegment) +
-      kNumRules * (sizeof(kernels::SelectSegment) + 2 * sizeof(kernels::PlaceSegment)) +
-      5 * sizeof(kernels::AttentionSegment);
+      sizeof(kernels::TailSegment) + (kNumRules + 1) * sizeof(kernels::SelectSegment) +
+      2 * kNumTimes * sizeof(kernels::PlaceSegment) + 5 * sizeof(kernels::AttentionSegment) +
+      (has_infinigen()
+           ? sizeof(kernels::ProjectSegment) + sizeof(kernels::QuerySegment) +
+                 sizeof(kernels::ChannelSegment) + sizeof(kernels::ChooseChannelsSegment)
+           : 0);
   const size_t segment_bytes =
       2 * sizeof(kernels::PageRange) + sizeof(kernels::PlaceSegment) +
       sizeof(int32_t) * options_.num_kv_heads * (size_t(is_tiered() ? end_stride() : 0) + 1);

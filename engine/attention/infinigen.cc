@@ -1,26 +1,10 @@
 #include "engine/attention/infinigen.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
-
-void ChooseChannels(std::span<const float> sums, std::span<int32_t> channels) {
-  AUGUR_CHECK(channels.size() <= sums.size());
-  std::vector<int32_t> order(sums.size());
-  std::iota(order.begin(), order.end(), 0);
-  // NaN (of a prompt whose activations are not finite, which ends by its logits) counts as nothing:
-  // the order stays a total one.
-  const auto weight = [&](int32_t channel) { return sums[channel] >= 0 ? sums[channel] : 0.0f; };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return weight(a) > weight(b); });
-  std::copy_n(order.begin(), channels.size(), channels.begin());
-  std::sort(channels.begin(), channels.end());
-}
 
 absl::StatusOr<std::unique_ptr<Infinigen>> Infinigen::Create(kernels::Backend* backend,
                                                              const InfinigenOptions& options) {
@@ -67,12 +51,14 @@ void Infinigen::SumChannels(int layer, const float* q, int q_stride,
 }
 
 void Infinigen::ChooseLayerChannels(const memory::KvLayout& layout, int layer,
-                                    memory::SequenceKv* kv) const {
-  const size_t head_dim = options_.head_dim, channels = num_channels();
-  for (int head = 0; head < options_.num_kv_heads; ++head) {
-    ChooseChannels({kv->sums_of(layout, layer) + head * head_dim, head_dim},
-                   {kv->channels_of(layout, layer) + head * channels, channels});
-  }
+                                    memory::SequenceKv* kv) {
+  const kernels::ChooseChannelsSegment segment{.sums = kv->sums_of(layout, layer),
+                                               .channels = kv->channels_of(layout, layer)};
+  backend_->ChooseChannels({.segments = &segment,
+                            .num_segments = 1,
+                            .num_kv_heads = options_.num_kv_heads,
+                            .head_dim = options_.head_dim,
+                            .num_channels = num_channels()});
 }
 
 void Infinigen::AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments) {

@@ -11,7 +11,7 @@
 //
 // Layer 0 is no one's next layer: it has neither sums nor partial keys. All sums have one order
 // (kernels/ops/sum_channels.h and its neighbours), so a choice does not depend on chunks, batch or
-// residency.
+// residency. Where ops run on a device it is device_infinigen.cc that calls them.
 //
 // Thread: the engine's. Ownership: two buffers of queries and one of vectors, allocated by Create;
 // per-request state lies in SequenceKv; basis and weights are the caller's. Failure: Create names
@@ -47,9 +47,6 @@ struct InfinigenOptions {
   int num_channels() const { return head_dim / 4; }
 };
 
-// The num_channels largest of sums, ascending; equal ones go to the lower channel.
-void ChooseChannels(std::span<const float> sums, std::span<int32_t> channels);
-
 class Infinigen {
  public:
   static absl::StatusOr<std::unique_ptr<Infinigen>> Create(kernels::Backend* backend,
@@ -66,7 +63,7 @@ class Infinigen {
   void SumChannels(int layer, const float* q, int q_stride,
                    std::span<const kernels::ChannelSegment> segments);
   // All kv heads of `layer` from their sums.
-  void ChooseLayerChannels(const memory::KvLayout& layout, int layer, memory::SequenceKv* kv) const;
+  void ChooseLayerChannels(const memory::KvLayout& layout, int layer, memory::SequenceKv* kv);
   void AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments);
 
   // Queries of `layer` for rows [first_row, end_row) from the attention input of the layer before,

@@ -30,7 +30,7 @@ absl::Status LayerWorker::CreateInfinigen() {
   // When a prompt ends all of its blocks are read at once.
   const size_t blocks = (options_.max_context + kBlockTokens - 1) / kBlockTokens;
   source_pages_.reserve(blocks * options_.num_kv_heads);
-  key_targets_.reserve(blocks * options_.num_kv_heads);
+  key_targets_.reserve((blocks / memory::kPartialFrameBlocks + 1) * options_.num_kv_heads);
   return absl::OkStatus();
 }
 
@@ -76,13 +76,19 @@ void LayerWorker::AppendPartialKeys(SequenceKv* kv, int layer, const kernels::Se
     for (int head = 0; head < options_.num_kv_heads; ++head) {
       source_pages_.push_back(place >= 0 ? residency_.AppendPage(kv, layer, head, block, place)
                                          : residency_.ReadablePage(kv, layer, head, block));
-      key_targets_.push_back(kv->block_partial_keys(store_->pools(), layer, head, block));
     }
   }
-  const kernels::ProjectSegment segment{.rows = tokens,
-                                        .pages = source_pages_.data(),
-                                        .targets = key_targets_.data(),
-                                        .channels = kv->channels_of(store_->pools().layout, layer)};
+  for (int head = 0; head < options_.num_kv_heads; ++head) {
+    for (const int32_t frame : kv->partial_frames) {
+      key_targets_.push_back(store_->pools().device_page(frame, layer, head));
+    }
+  }
+  const kernels::ProjectSegment segment{
+      .rows = tokens,
+      .pages = source_pages_.data(),
+      .targets = key_targets_.data(),
+      .target_stride = static_cast<int>(kv->partial_frames.size()),
+      .channels = kv->channels_of(store_->pools().layout, layer)};
   infinigen_->AppendKeys(layer, {&segment, 1});
   backend_->Synchronize();
 }

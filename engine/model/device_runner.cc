@@ -48,7 +48,7 @@ bool IsStaged(const StepSegment& segment) {
 
 bool Covers(const AttentionCalls& all, const AttentionCalls& some) {
   return all.dense >= some.dense && all.sparse >= some.sparse && all.forecast >= some.forecast &&
-         all.tiered >= some.tiered;
+         all.infinigen >= some.infinigen && all.tiered >= some.tiered;
 }
 
 }  // namespace
@@ -116,12 +116,18 @@ DeviceRunner::~DeviceRunner() {
   for (void* allocation : host_allocations_) backend_->Free(allocation);
 }
 
+const InfinigenBasis* DeviceRunner::infinigen_basis() const {
+  const std::optional<InfinigenBasis>& basis = layers_->weights().infinigen;
+  return basis ? &*basis : nullptr;
+}
+
 absl::Status DeviceRunner::CreateAttention() {
   AUGUR_ASSIGN_OR_RETURN(tables_, SequenceTables::Create(backend_, store_->pools(),
                                                          {.num_tables = options_.max_segments,
                                                           .max_blocks = max_blocks_,
                                                           .max_slots = options_.max_slots,
-                                                          .selects = options_.max_top_k > 0}));
+                                                          .selects = options_.max_top_k > 0,
+                                                          .partial_keys = has_infinigen()}));
   std::span<const LayerWeights> head_norms;
   if (config_.has_head_norms) head_norms = layers_->weights().layers;
   AUGUR_ASSIGN_OR_RETURN(
@@ -144,7 +150,10 @@ absl::Status DeviceRunner::CreateAttention() {
                                .attention_scale = config_.attention_scale(),
                                .rope = layers_->rope(),
                                .head_norms = head_norms,
-                               .head_norm_epsilon = static_cast<float>(config_.rms_norm_epsilon)},
+                               .head_norm_epsilon = static_cast<float>(config_.rms_norm_epsilon),
+                               .infinigen_basis = infinigen_basis(),
+                               .query_weights = layers_->weights().layers,
+                               .hidden_size = config_.hidden_size},
                               tables_.get(), transfers_));
   if (options_.max_slots == 0) return absl::OkStatus();
   // A chunk's blocks, two that each sequence ends or begins, and some of one that is moved behind.
@@ -214,8 +223,9 @@ std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
   if (options_.max_top_k == 0) return calls;
   const AttentionCalls mostly{.sparse = options_.decode_policy == AttentionPolicy::kSparse,
                               .forecast = options_.decode_policy == AttentionPolicy::kForecast,
+                              .infinigen = options_.decode_policy == AttentionPolicy::kInfinigen,
                               .tiered = tiered};
-  if (mostly.sparse || mostly.forecast) {
+  if (mostly.selects()) {
     calls.push_back(mostly);
     // Beside short ones, which read everything (dense_len).
     if (options_.resident) calls.push_back(mostly);
@@ -224,6 +234,7 @@ std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
   calls.push_back({.dense = options_.resident,
                    .sparse = true,
                    .forecast = options_.has_forecast,
+                   .infinigen = has_infinigen(),
                    .tiered = tiered});
   return calls;
 }
@@ -305,8 +316,12 @@ void DeviceRunner::FillOutputs(const StepInputs& inputs, const InFlight& foresee
 // What the step's rows complete is on the device, or will be in the order of ops.
 void DeviceRunner::NoteComputed(const StepInputs& inputs) {
   for (const StepSegment& segment : inputs.segments) {
-    const int complete = CompleteBlocks(segment.rows);
-    segment.kv->keyed_blocks = std::max(segment.kv->keyed_blocks, complete);
+    memory::SequenceKv* const kv = segment.kv;
+    kv->keyed_blocks = std::max(kv->keyed_blocks, CompleteBlocks(segment.rows));
+    if (!kv->demand.partial_keys) continue;
+    const int end = segment.rows.first_position + segment.rows.num_rows;
+    kv->summed_tokens = std::max(kv->summed_tokens, std::min(end, segment.prompt_tokens));
+    if (end >= segment.prompt_tokens) kv->partial_tokens = std::max(kv->partial_tokens, end);
   }
   if (spills_ == nullptr) return;
   // A chunk on a block's edge has sent its pages; a block begun before lies in its slot.
@@ -351,8 +366,11 @@ void DeviceRunner::MatchAhead(const StepInputs& inputs) {
 DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   StepShape shape = PlanPieces(inputs);
   sampled_ = shape.sampled;
+  const bool in_time = std::any_of(
+      pieces_.decode.begin(), pieces_.decode.end(),
+      [](const Piece& piece) { return DeviceAttention::ChoosesInTime(*piece.attention.segment); });
   const bool as_graph = pieces_.decode.size() == static_cast<size_t>(shape.phases.rows) &&
-                        shape.phases.rows <= options_.max_segments;
+                        shape.phases.rows <= options_.max_segments && !in_time;
   // What staged rows will read has been written, and lists of earlier steps have been read.
   const bool staged = !pieces_.staged_generated.empty() || !pieces_.staged_prompt.empty();
   if (staged) backend_->Follow(backend_->OnLane(kernels::Lane::kSpill));
@@ -456,6 +474,8 @@ void DeviceRunner::AddCalls(const AttentionPiece& piece, StepShape* shape) const
   shape->calls.dense |= piece.policy == AttentionPolicy::kDense;
   shape->calls.sparse |= piece.policy == AttentionPolicy::kSparse;
   shape->calls.forecast |= piece.policy == AttentionPolicy::kForecast;
+  // Short ones that still read everything make partial keys as well.
+  shape->calls.infinigen |= piece.segment->kv->demand.partial_keys;
   shape->calls.tiered |= piece.segment->kv->tiered();
 }
 
@@ -711,7 +731,7 @@ void DeviceRunner::WaitFor(const InFlight& step) {
 
 void DeviceRunner::CountTransfers(const InFlight& step) {
   using memory::WaitCause;
-  const bool ahead = options_.prefetch && step.calls.forecast;
+  const bool ahead = options_.prefetch && step.calls.foretells();
   uint64_t copies = 0;
   for (int layer = 1; layer < config_.num_layers; ++layer) {
     const kernels::PlacementCounts& now = step.result.placement[layer];
@@ -748,7 +768,7 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
   layers_->Embed(backend, device.token_ids, shape.phases.rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_->ProjectQkv(backend, layer, shape.phases);
-    attention_->RunLayer(backend, layer, layers_->qkv(), layers_->attended());
+    attention_->RunLayer(backend, layer, layers_->qkv(), layers_->attended(), layers_->normed());
     layers_->AddAttended(backend, layer, shape.phases);
     layers_->AddMlp(backend, layer, shape.phases);
   }

@@ -1,6 +1,6 @@
-// The forward pass on a device (kernels/cuda; on the CPU in tests), with every policy but InfiniGen
-// and both tiers: all that a step's ops read is device data, so a step is one upload of small
-// arrays and one launch.
+// The forward pass on a device (kernels/cuda; on the CPU in tests), with every policy and both
+// tiers: all that a step's ops read is device data, so a step is one upload of small arrays and one
+// launch.
 //
 //   decode only   the batch is padded to the next bucket and one recorded graph runs it, selection,
 //                 slots and copies included (engine/attention/device_attention.h)
@@ -163,6 +163,9 @@ class DeviceRunner final : public ModelRunner {
   absl::Status Allocate();
   absl::StatusOr<std::byte*> AllocateHost(size_t bytes);
   absl::Status CreateAttention();
+  // Null: no request uses InfiniGen.
+  const InfinigenBasis* infinigen_basis() const;
+  bool has_infinigen() const { return infinigen_basis() != nullptr; }
   void RecordGraphs();
   std::vector<AttentionCalls> RecordedCalls() const;
   // The least of the recorded ones that holds `calls`.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/model/checkpoint.h"
+#include "kernels/random_weight.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
@@ -53,6 +54,20 @@ absl::StatusOr<InfinigenBasis> LoadInfinigenBasis(const std::string& path,
           absl::StrCat(path, ": ", name, ": expected finite numbers, found others"));
     }
     basis.layers.push_back(std::move(values));
+  }
+  return basis;
+}
+
+absl::StatusOr<InfinigenBasis> RandomInfinigenBasis(const ModelConfig& config, uint64_t seed) {
+  AUGUR_RETURN_IF_ERROR(CheckInfinigenShape(config));
+  InfinigenBasis basis;
+  const size_t count = size_t(config.kv_width()) * config.head_dim;
+  const float scale = std::sqrt(3.0f / static_cast<float>(config.head_dim));
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    std::vector<float>& values = basis.layers.emplace_back(count);
+    for (size_t i = 0; i < count; ++i) {
+      values[i] = scale * kernels::RandomWeight(seed + layer, i);
+    }
   }
   return basis;
 }

@@ -8,6 +8,7 @@
 // A is orthogonal is the maker's promise; without it choices are poor and nothing else.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,9 @@ absl::Status CheckInfinigenShape(const ModelConfig& config);
 
 absl::StatusOr<InfinigenBasis> LoadInfinigenBasis(const std::string& path,
                                                   const ModelConfig& config);
+
+// Of the config's shape without a file, for benches: columns of about unit length, in no relation
+// to any query.
+absl::StatusOr<InfinigenBasis> RandomInfinigenBasis(const ModelConfig& config, uint64_t seed);
 
 }  // namespace augur::engine

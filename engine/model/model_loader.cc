@@ -170,7 +170,10 @@ absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const Mod
   AUGUR_ASSIGN_OR_RETURN(LoadedWeights loaded, options.random_weights.empty()
                                                    ? LoadCheckpointWeights(options, config, backend)
                                                    : LoadRandomWeights(options, config, backend));
-  if (!options.attention.infinigen_basis.empty()) {
+  if (!options.random_weights.empty() && options.attention.infinigen_basis == "random") {
+    AUGUR_ASSIGN_OR_RETURN(loaded.weights.infinigen,
+                           RandomInfinigenBasis(config, options.random_seed));
+  } else if (!options.attention.infinigen_basis.empty()) {
     AUGUR_ASSIGN_OR_RETURN(loaded.weights.infinigen,
                            LoadInfinigenBasis(options.attention.infinigen_basis, config));
   }
@@ -186,17 +189,12 @@ absl::Status NotOnDevice(const char* key, const std::string& expected, const std
 // What the device's runner does not do yet.
 absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& config,
                                const ResolvedAttention& attention, int max_context) {
-  const AttentionChoice& choice = attention.choice;
   // Of which one CTA holds a group's (kernels/cuda/place_blocks.cu).
   constexpr int kMostSlots = 1024;
   if (const int slots = std::min(attention.num_slots(), BlocksFor(max_context));
       slots > kMostSlots && options.kv.residency != ResidencyMode::kDevice) {
     return NotOnDevice("max_top_k_blocks + spare_slots", absl::StrCat("at most ", kMostSlots),
                        absl::StrCat(slots));
-  }
-  const std::string infinigen(NameOf(AttentionPolicy::kInfinigen));
-  if (choice.decode == AttentionPolicy::kInfinigen || !options.attention.infinigen_basis.empty()) {
-    return NotOnDevice("policy", "another than " + infinigen, infinigen);
   }
   if (options.kv.page_check != 0) {
     return NotOnDevice("page_check", "0", absl::StrCat(options.kv.page_check));

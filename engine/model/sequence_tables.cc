@@ -35,6 +35,10 @@ SequenceTables::SequenceTables(kernels::Backend* backend, const memory::KvPools&
       max_key_pages_(options.selects ? (options.max_blocks + memory::kKeyFrameBlocks - 1) /
                                            memory::kKeyFrameBlocks
                                      : 0),
+      max_partial_pages_(options.partial_keys
+                             ? (options.max_blocks + memory::kPartialFrameBlocks - 1) /
+                                   memory::kPartialFrameBlocks
+                             : 0),
       tables_(options.num_tables) {
   table_of_.reserve(options.num_tables);
 }
@@ -58,6 +62,9 @@ absl::Status SequenceTables::Allocate() {
   // The staging area's two lists stand behind the last sequence's.
   reserve(tables * lists_row() + 2 * lists_layer(), &lists_);
   reserve(tables * layers * keys_layer(), &key_lists_);
+  reserve(tables * layers * partial_layer(), &partial_lists_);
+  reserve(options_.partial_keys ? tables * layers * sums_layer() : 0, &channel_sums_);
+  reserve(options_.partial_keys ? tables * layers * channels_layer() : 0, &channels_);
   reserve(tables * slots_row(), &slot_pages_);
   reserve(tables * slots_row(), &slot_blocks_);
   reserve(tables * slots_row(), &slot_stamps_);
@@ -99,6 +106,7 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
   if (table.epoch != kv.frames_epoch) {
     table = {.sequence = kv.id, .epoch = kv.frames_epoch};
     if (kv.tiered()) UploadSlots(kv, index);
+    if (kv.demand.partial_keys) UploadChannels(kv, index);
   }
   for (; table.blocks < blocks; ++table.blocks) {
     if (kv.tiered()) {
@@ -116,6 +124,13 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
   for (; table.key_pages < key_pages; ++table.key_pages) {
     missing_.keys.push_back(
         {.table = index, .block = table.key_pages, .frame = kv.key_frames[table.key_pages]});
+  }
+  const int partial_pages =
+      std::min(static_cast<int>(kv.partial_frames.size()), max_partial_pages_);
+  for (; table.partial_pages < partial_pages; ++table.partial_pages) {
+    missing_.partial.push_back({.table = index,
+                                .block = table.partial_pages,
+                                .frame = kv.partial_frames[table.partial_pages]});
   }
   return index;
 }
@@ -153,25 +168,44 @@ void SequenceTables::UploadSlots(const memory::SequenceKv& kv, int table) {
   slots_mark_ = backend_->Mark();
 }
 
+// A sequence that begins, or comes back: behind the ops of the row's last one.
+void SequenceTables::UploadChannels(const memory::SequenceKv& kv, int table) {
+  AUGUR_CHECK(options_.partial_keys);
+  backend_->Copy(channel_sums(table), kv.channel_sums.data(),
+                 kv.channel_sums.size() * sizeof(float));
+  backend_->Copy(channels(table), kv.channels.data(), kv.channels.size() * sizeof(int32_t));
+  backend_->Synchronize();  // *kv may not stay as it is
+}
+
 void SequenceTables::Remove(memory::SequenceKv* kv, bool keep) {
   const auto found = table_of_.find(kv->id);
   if (found == table_of_.end()) return;
   const int table = found->second;
-  if (keep && kv->tiered() && tables_[table].epoch == kv->frames_epoch) {
-    backend_->Wait(slots_mark_);
-    int32_t* const blocks = host_slots_;
-    int32_t* const stamps = host_slots_ + slots_row();
-    backend_->Copy(blocks, slot_blocks(table), slots_row() * sizeof(int32_t));
-    backend_->Copy(stamps, slot_stamps(table), slots_row() * sizeof(int32_t));
-    backend_->Synchronize();
-    for (int group = 0; group < pools_.layout.num_groups(); ++group) {
-      const size_t from = size_t(group) * options_.max_slots, to = size_t(group) * kv->num_slots;
-      std::copy_n(blocks + from, kv->num_slots, kv->slot_blocks.data() + to);
-      std::copy_n(stamps + from, kv->num_slots, kv->slot_stamps.data() + to);
+  if (keep && tables_[table].epoch == kv->frames_epoch) {
+    if (kv->demand.partial_keys) {
+      backend_->Copy(kv->channel_sums.data(), channel_sums(table),
+                     kv->channel_sums.size() * sizeof(float));
+      backend_->Copy(kv->channels.data(), channels(table), kv->channels.size() * sizeof(int32_t));
+      backend_->Synchronize();
     }
+    if (kv->tiered()) DownloadSlots(table, kv);
   }
   tables_[table] = {};
   table_of_.erase(found);
+}
+
+void SequenceTables::DownloadSlots(int table, memory::SequenceKv* kv) {
+  backend_->Wait(slots_mark_);
+  int32_t* const blocks = host_slots_;
+  int32_t* const stamps = host_slots_ + slots_row();
+  backend_->Copy(blocks, slot_blocks(table), slots_row() * sizeof(int32_t));
+  backend_->Copy(stamps, slot_stamps(table), slots_row() * sizeof(int32_t));
+  backend_->Synchronize();
+  for (int group = 0; group < pools_.layout.num_groups(); ++group) {
+    const size_t from = size_t(group) * options_.max_slots, to = size_t(group) * kv->num_slots;
+    std::copy_n(blocks + from, kv->num_slots, kv->slot_blocks.data() + to);
+    std::copy_n(stamps + from, kv->num_slots, kv->slot_stamps.data() + to);
+  }
 }
 
 void SequenceTables::Upload() {
@@ -199,6 +233,10 @@ void SequenceTables::Upload() {
   params.lists = key_lists_.data();
   params.max_blocks = max_key_pages_;
   Map(&missing_.keys, params);
+  params = lists;
+  params.lists = partial_lists_.data();
+  params.max_blocks = max_partial_pages_;
+  Map(&missing_.partial, params);
 }
 
 void SequenceTables::Map(std::vector<MappedBlock>* mapped, kernels::MapPagesParams params) {

@@ -9,6 +9,9 @@
 //                list the staging area's two halves, block b at place b.
 //   slot_pages, slot_blocks, slot_stamps   [tables][layers][kv heads][max_slots]
 //   key_lists    [tables][layers][kv heads][max_key_pages]: pages of compressed keys
+//   partial_lists   likewise [max_partial_pages]: pages of InfiniGen's partial keys
+//   channel_sums, channels   [tables][layers][kv heads][head_dim], [head_dim / 4]: its state, which
+//                SequenceKv holds while the sequence has no row here
 //
 // Thread: the engine's. Ownership: the tables; backend and pools outlive it. Failure: Create names
 // bytes and knobs. There are at least as many rows as sequences that run.
@@ -32,6 +35,7 @@ struct SequenceTablesOptions {
   int max_blocks = 0;  // of a sequence
   int max_slots = 0;   // of a group; 0: nothing is tiered
   bool selects = false;
+  bool partial_keys = false;  // some sequence has partial keys
 };
 
 class SequenceTables {
@@ -74,6 +78,23 @@ class SequenceTables {
   std::byte** slot_pages(int table) { return slot_pages_.data() + table * slots_row(); }
   int32_t* slot_blocks(int table) { return slot_blocks_.data() + table * slots_row(); }
   int32_t* slot_stamps(int table) { return slot_stamps_.data() + table * slots_row(); }
+  int max_partial_pages() const { return max_partial_pages_; }
+  std::byte** partial_lists(int table) {
+    return partial_lists_.data() + table * partial_layer() * pools_.layout.num_layers;
+  }
+  int64_t partial_layer() const { return int64_t{pools_.layout.num_kv_heads} * max_partial_pages_; }
+  float* channel_sums(int table) {
+    return channel_sums_.data() + table * sums_layer() * pools_.layout.num_layers;
+  }
+  int64_t sums_layer() const {
+    return int64_t{pools_.layout.num_kv_heads} * pools_.layout.head_dim;
+  }
+  int32_t* channels(int table) {
+    return channels_.data() + table * channels_layer() * pools_.layout.num_layers;
+  }
+  int64_t channels_layer() const {
+    return int64_t{pools_.layout.num_kv_heads} * pools_.layout.num_channels();
+  }
   int64_t slots_layer() const { return int64_t{pools_.layout.num_kv_heads} * options_.max_slots; }
   // From a row's lists at layer 0 to the list of a half of the staging area.
   int64_t staging_offset(int table, int half) const {
@@ -88,6 +109,7 @@ class SequenceTables {
     std::vector<kernels::MappedBlock> host;      // lists, layers from 1 on
     std::vector<kernels::MappedBlock> slots;
     std::vector<kernels::MappedBlock> keys;
+    std::vector<kernels::MappedBlock> partial;
   };
   struct Table {
     memory::SequenceId sequence = 0;
@@ -95,6 +117,7 @@ class SequenceTables {
     int blocks = 0;      // listed where they are resident
     int on_host = 0;     // listed at their host pages
     int key_pages = 0;
+    int partial_pages = 0;
   };
 
   SequenceTables(kernels::Backend* backend, const memory::KvPools& pools,
@@ -103,6 +126,8 @@ class SequenceTables {
   int Claim(const memory::SequenceKv& kv);
   void ListLayer0(const memory::SequenceKv& kv, int table, int block);
   void UploadSlots(const memory::SequenceKv& kv, int table);
+  void UploadChannels(const memory::SequenceKv& kv, int table);
+  void DownloadSlots(int table, memory::SequenceKv* kv);
   void ListStaging();
   void Map(std::vector<kernels::MappedBlock>* mapped, kernels::MapPagesParams params);
   int64_t lists_row() const { return lists_layer() * pools_.layout.num_layers; }
@@ -112,6 +137,7 @@ class SequenceTables {
   const memory::KvPools pools_;
   const SequenceTablesOptions options_;
   const int max_key_pages_;
+  const int max_partial_pages_;
 
   std::vector<Table> tables_;
   std::unordered_map<memory::SequenceId, int> table_of_;
@@ -119,6 +145,9 @@ class SequenceTables {
 
   kernels::BackendArray<std::byte*> lists_;
   kernels::BackendArray<std::byte*> key_lists_;
+  kernels::BackendArray<std::byte*> partial_lists_;
+  kernels::BackendArray<float> channel_sums_;
+  kernels::BackendArray<int32_t> channels_;
   kernels::BackendArray<std::byte*> slot_pages_;
   kernels::BackendArray<int32_t> slot_blocks_;
   kernels::BackendArray<int32_t> slot_stamps_;

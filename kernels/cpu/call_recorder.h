@@ -53,6 +53,9 @@ class CallRecorder final : public Backend {
   void SumChannels(const SumChannelsParams& params) override {
     Keep(&Backend::SumChannels, params);
   }
+  void ChooseChannels(const ChooseChannelsParams& params) override {
+    Keep(&Backend::ChooseChannels, params);
+  }
   void ProjectKeys(const ProjectKeysParams& params) override {
     Keep(&Backend::ProjectKeys, params);
   }

@@ -52,6 +52,7 @@ class CpuBackend final : public Backend {
   void CompressKeys(const CompressKeysParams& params) override;
   void SelectBlocks(const SelectBlocksParams& params) override;
   void SumChannels(const SumChannelsParams& params) override;
+  void ChooseChannels(const ChooseChannelsParams& params) override;
   void ProjectKeys(const ProjectKeysParams& params) override;
   void ProjectQueries(const ProjectQueriesParams& params) override;
   void EvictionBias(const EvictionBiasParams& params) override;

@@ -1,12 +1,16 @@
-// InfiniGen's three products with a kv head's basis. They are a small part of a step (prompts: one
-// product of head_dim a query head, against hidden_size outputs of the projections), so plain loops
-// over a few columns at a time do; the order of every sum is in the source.
+// InfiniGen's three products with a kv head's basis, and the choice of its columns. They are a
+// small part of a step (prompts: one product of head_dim a query head, against hidden_size outputs
+// of the projections), so plain loops over a few columns at a time do; the order of every sum is in
+// the source.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/kv_page.h"
+#include "kernels/ops/choose_channels.h"
 #include "kernels/ops/project_keys.h"
 #include "kernels/ops/project_queries.h"
 #include "kernels/ops/sum_channels.h"
@@ -62,7 +66,7 @@ void CpuBackend::SumChannels(const SumChannelsParams& params) {
     const int kv_head = item / runs % params.num_kv_heads;
     const ChannelSegment& segment = params.segments[item / runs / params.num_kv_heads];
     const float* basis = params.basis + size_t(kv_head) * head_dim * head_dim + first;
-    float* sums = segment.sums + size_t(kv_head) * head_dim + first;
+    float* sums = segment.sums + params.sums_offset + size_t(kv_head) * head_dim + first;
     for (int row = 0; row < segment.rows.num_rows; ++row) {
       const float* q = params.q + size_t(segment.rows.first_row + row) * params.q_stride +
                        size_t(kv_head) * heads * head_dim;
@@ -75,6 +79,26 @@ void CpuBackend::SumChannels(const SumChannelsParams& params) {
   });
 }
 
+void CpuBackend::ChooseChannels(const ChooseChannelsParams& params) {
+  const int head_dim = params.head_dim, num_channels = params.num_channels;
+  AUGUR_CHECK(num_channels > 0 && num_channels <= head_dim && params.num_kv_heads > 0);
+  std::vector<int32_t> order(head_dim);
+  for (int item = 0; item < params.num_segments * params.num_kv_heads; ++item) {
+    const ChooseChannelsSegment& segment = params.segments[item / params.num_kv_heads];
+    if (segment.channels == nullptr) continue;
+    const size_t kv_head = item % params.num_kv_heads;
+    const float* sums = segment.sums + params.sums_offset + kv_head * head_dim;
+    // NaN counts as nothing: the order stays a total one.
+    const auto weight = [&](int32_t channel) { return sums[channel] >= 0 ? sums[channel] : 0.0f; };
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return weight(a) > weight(b); });
+    int32_t* channels = segment.channels + params.channels_offset + kv_head * num_channels;
+    std::copy_n(order.begin(), num_channels, channels);
+    std::sort(channels, channels + num_channels);
+  }
+}
+
 // Items are (block, kv head).
 void CpuBackend::ProjectKeys(const ProjectKeysParams& params) {
   const int head_dim = params.head_dim;
@@ -85,25 +109,35 @@ void CpuBackend::ProjectKeys(const ProjectKeysParams& params) {
   const size_t partial_bytes = channels * BytesOf(params.dtype);
   for (int s = 0; s < params.num_segments; ++s) {
     const ProjectSegment& segment = params.segments[s];
+    if (segment.rows.num_rows == 0) continue;
     const int begin = segment.rows.first_position;
     const int end = begin + segment.rows.num_rows;
     AUGUR_CHECK(begin >= 0 && end > begin);
+    const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
     const int first_block = begin / kBlockTokens;
     const int blocks = (end - 1) / kBlockTokens - first_block + 1;
     pool_.ParallelFor(blocks * params.num_kv_heads, [&](int item, int thread) {
       const int kv_head = item % params.num_kv_heads;
-      const int block_begin = (first_block + item / params.num_kv_heads) * kBlockTokens;
+      const int entry = item / params.num_kv_heads, block = first_block + entry;
+      const int block_begin = block * kBlockTokens;
+      const std::byte* page = segment.pages[params.pages_offset + int64_t{entry} * block_stride +
+                                            int64_t{kv_head} * segment.head_stride];
+      std::byte* target =
+          segment.targets[params.targets_offset + int64_t{kv_head} * segment.target_stride +
+                          block / kPartialPageBlocks] +
+          block % kPartialPageBlocks * kBlockTokens * partial_bytes;
       float* columns = thread_scratch_[thread].floats();
       float* key = columns + size_t(head_dim) * channels;
       float* partial = key + head_dim;
       GatherColumns(params.basis + size_t(kv_head) * head_dim * head_dim,
-                    segment.channels + size_t(kv_head) * channels, head_dim, channels, columns);
+                    segment.channels + params.channels_offset + size_t(kv_head) * channels,
+                    head_dim, channels, columns);
       const int last = std::min(end, block_begin + kBlockTokens);
       for (int token = std::max(begin, block_begin); token < last; ++token) {
         const int at = token - block_begin;
-        isa_.widen(params.dtype, segment.pages[item] + at * key_bytes, key, head_dim);
+        isa_.widen(params.dtype, page + at * key_bytes, key, head_dim);
         Multiply(key, columns, channels, head_dim, channels, partial);
-        isa_.narrow(params.dtype, partial, segment.targets[item] + at * partial_bytes, channels);
+        isa_.narrow(params.dtype, partial, target + at * partial_bytes, channels);
       }
     });
   }
@@ -118,11 +152,13 @@ void CpuBackend::ProjectQueries(const ProjectQueriesParams& params) {
   AUGUR_CHECK(params.q_stride >= params.num_kv_heads * heads * head_dim);
   pool_.ParallelFor(params.num_segments * params.num_kv_heads, [&](int item, int thread) {
     const QuerySegment& segment = params.segments[item / params.num_kv_heads];
+    if (segment.rows.num_rows == 0) return;
     const int kv_head = item % params.num_kv_heads;
     float* columns = thread_scratch_[thread].floats();
     float* query = columns + size_t(head_dim) * channels;
     GatherColumns(params.basis + size_t(kv_head) * head_dim * head_dim,
-                  segment.channels + size_t(kv_head) * channels, head_dim, channels, columns);
+                  segment.channels + params.channels_offset + size_t(kv_head) * channels, head_dim,
+                  channels, columns);
     for (int i = 0; i < segment.rows.num_rows; ++i) {
       const size_t row = segment.rows.first_row + i;
       const float* q = params.q + row * params.q_stride + size_t(kv_head) * heads * head_dim;

@@ -305,9 +305,6 @@ std::vector<LaunchTime> CudaBackend::TakeLaunchTimes() {
 
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
 
-void CudaBackend::SumChannels(const SumChannelsParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::ProjectKeys(const ProjectKeysParams&) { AUGUR_CHECK(!"built for CUDA"); }
-void CudaBackend::ProjectQueries(const ProjectQueriesParams&) { AUGUR_CHECK(!"built for CUDA"); }
 void CudaBackend::EvictionBias(const EvictionBiasParams&) { AUGUR_CHECK(!"built for CUDA"); }
 
 }  // namespace augur::kernels

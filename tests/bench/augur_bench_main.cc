@@ -90,7 +90,7 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--spare-slots", options->spare_slots, "of each group");
   command->add_option("--copy-ctas", options->copy_ctas, "that fetch, at most");
   command->add_option("--prefetch", options->prefetch, "0: fetch on need");
-  command->add_option("--policy", options->policy, "dense, sparse or forecast");
+  command->add_option("--policy", options->policy, "dense, sparse, forecast or infinigen");
   command->add_option("--residency", options->residency, "tiered, device or auto");
   command->add_option("--device-gb", options->device_gb,
                       "as on a device of so much memory; 0: the whole device");

@@ -22,6 +22,7 @@ constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
 constexpr int kWarmSteps = 8;
 // What a device of --device-gb keeps for embeddings, activations, workspaces and the runtime.
 constexpr double kBufferBytes = 2.2e9;
+constexpr int kPromptTokens = 1;
 // Positions beyond the context: every batch goes on where the one before has stopped.
 constexpr int kSpareBlocks = 32;
 
@@ -87,7 +88,11 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   attention.init_blocks = kBudget.init;
   attention.local_blocks = kBudget.local;
   attention.spare_slots = options.spare_slots;
-  attention.forecast_heads = "random";
+  if (*policy == AttentionPolicy::kInfinigen) {
+    attention.infinigen_basis = "random";
+  } else {
+    attention.forecast_heads = "random";
+  }
   auto loaded = engine::LoadModel(backend, &bench->clock,
                                   {.folder = {},
                                    .random_weights = options.random_weights,
@@ -104,6 +109,13 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   return true;
 }
 
+// As if a prompt's sums had chosen the first columns of each basis.
+void ChooseFirstChannels(const memory::KvLayout& layout, memory::SequenceKv* kv) {
+  for (size_t i = 0; i < kv->channels.size(); ++i) {
+    kv->channels[i] = static_cast<int32_t>(i % layout.num_channels());
+  }
+}
+
 // Sequences that have computed `context` tokens, all of them on the host where they are tiered.
 bool Open(const TiersBenchOptions& options, int batch, Bench* bench) {
   memory::KvStore* const store = bench->model.kv->store();
@@ -111,18 +123,23 @@ bool Open(const TiersBenchOptions& options, int batch, Bench* bench) {
     const auto id = static_cast<memory::SequenceId>(i);
     const memory::Residency residency =
         bench->tiered ? memory::Residency::kTiered : memory::Residency::kDevice;
-    if (!store->Open({.id = id,
-                      .demand = {.residency = residency,
-                                 .selects = bench->attention.selects(),
-                                 .num_slots = kBudget.top_k + options.spare_slots},
-                      .keys = {},
-                      .hits = 0,
-                      .blocks = BlocksOf(options),
-                      .most_blocks = BlocksOf(options)})) {
+    if (!store->Open(
+            {.id = id,
+             .demand = {.residency = residency,
+                        .selects = bench->attention.selects(),
+                        .num_slots = kBudget.top_k + options.spare_slots,
+                        .partial_keys = bench->attention.decode == AttentionPolicy::kInfinigen},
+             .keys = {},
+             .hits = 0,
+             .blocks = BlocksOf(options),
+             .most_blocks = BlocksOf(options)})) {
       return false;
     }
     memory::SequenceKv& kv = store->sequence(id);
     kv.keyed_blocks = options.context / 64;
+    kv.summed_tokens = kPromptTokens;
+    kv.partial_tokens = options.context;
+    ChooseFirstChannels(store->pools().layout, &kv);
     for (int& blocks : kv.submitted_blocks) blocks = options.context / 64;
     for (int& blocks : kv.landed_blocks) blocks = options.context / 64;
   }
@@ -149,7 +166,7 @@ void Step(int batch, int position, Bench* bench) {
     segment.rows = {.first_row = i, .num_rows = 1, .first_position = position};
     segment.kv = &bench->model.kv->store()->sequence(i + 1);
     segment.attention = &bench->attention;
-    segment.prompt_tokens = 1;
+    segment.prompt_tokens = kPromptTokens;
     segment.rope_variant =
         engine::RopeVariantOf(bench->model.info.short_rope_context, bench->model.max_context);
     segment.wants_token = true;
@@ -208,10 +225,16 @@ double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int bat
   const double width = element * config.num_layers * config.kv_width();  // of a token's keys
   const double blocks = options.context / 64.0;
   const bool selects = bench.attention.selects();
-  const double keys = selects ? width * blocks * kernels::kBlockWindows : 0;
+  double keys = selects ? width * blocks * kernels::kBlockWindows : 0;
+  double weights = WeightBytes(options, config);
+  if (options.policy == "infinigen") {
+    keys = width / 4 * options.context;  // a quarter of each token's
+    // The query weights of all layers but the first are read a second time.
+    weights += element * (config.num_layers - 1.0) * config.hidden_size * config.q_width();
+  }
   const double pages =
       2 * width * 64 * (selects ? std::min<double>(kBudget.top_k, blocks) : blocks);
-  return WeightBytes(options, config) + batch * (keys + pages);
+  return weights + batch * (keys + pages);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct TiersBenchOptions {
   int spare_slots = 0;
   int copy_ctas = 4;
   bool prefetch = true;
-  std::string policy = "forecast";   // of all tokens: dense, sparse or forecast
+  std::string policy = "forecast";   // of all tokens: dense, sparse, forecast or infinigen
   std::string residency = "tiered";  // or device; auto: on the device, beside a host pool
   double device_gb = 0;              // weights, 2.2 GB of buffers and the pool; 0: the whole device
 };

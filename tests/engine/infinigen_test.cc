@@ -520,14 +520,6 @@ TEST_F(InfinigenTest, EightBlocksOfPartialKeysTakeAFrame) {
   EXPECT_FALSE(DemandOf(request, {}, Residency::kDevice).partial_keys);
 }
 
-TEST(ChooseChannelsTest, TiesGoToTheLowerChannel) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<float> sums = {1, 3, 2, 3, nan, 2, 0, 3};
-  std::vector<int32_t> channels(4);
-  ChooseChannels(sums, channels);
-  EXPECT_EQ(channels, (std::vector<int32_t>{1, 2, 3, 7}));
-}
-
 TEST_F(InfinigenTest, AWrongFileIsRefusedByName) {
   const TensorMap good = tests::ReadTensors(basis_file());
   const auto expect_refused = [&](const TensorMap& tensors, const std::vector<std::string>& words) {

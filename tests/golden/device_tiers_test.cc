@@ -48,7 +48,9 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
             .staging_blocks = 32,
             .max_top_k = 32,
             .num_slots = kBudget.top_k,
-            .forecast_heads = heads_};
+            .forecast_heads = heads_,
+            .infinigen_basis =
+                tests::SourceFolder() + "/deploy/models/demo-9m/infinigen_basis.safetensors"};
   }
 
   static std::vector<int32_t> Prompt(int tokens, uint32_t seed = 1) {
@@ -62,7 +64,7 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
   static std::vector<AttentionChoice> Choices() {
     using enum AttentionPolicy;
     if (kernels::kSanitized) return {Choice(kForecast, kForecast), Choice(kSparse, kDense)};
-    return {Choice(kForecast, kForecast), Choice(kSparse, kSparse), Choice(kDense, kForecast),
+    return {Choice(kForecast, kForecast), Choice(kSparse, kSparse), Choice(kDense, kInfinigen),
             Choice(kSparse, kDense)};
   }
 
@@ -107,12 +109,37 @@ TEST_P(DeviceTiersTest, AnyResidencySlotsChunksAndPrefetch) {
 
 TEST_P(DeviceTiersTest, CrossingDenseLenWhileDecoding) {
   ModelDriver model(Options());
-  AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
-  choice.dense_len = 1000;
-  const std::vector<int32_t> prompt = Prompt(980);
-  const Logits expected = model.Complete(prompt, 512, 40, choice);
-  ExpectSameLogits(model.Complete(prompt, 256, 40, choice, Residency::kTiered), expected);
-  EXPECT_FALSE(SameBits(expected[35], model.Complete(prompt, 512, 40)[35]));
+  for (const AttentionPolicy policy : {AttentionPolicy::kForecast, AttentionPolicy::kInfinigen}) {
+    AttentionChoice choice = Choice(AttentionPolicy::kForecast, policy);
+    choice.dense_len = 1000;
+    const std::vector<int32_t> prompt = Prompt(980);
+    const Logits expected = model.Complete(prompt, 512, 40, choice);
+    ExpectSameLogits(model.Complete(prompt, 256, 40, choice, Residency::kTiered), expected);
+    EXPECT_FALSE(SameBits(expected[35], model.Complete(prompt, 512, 40)[35]));
+  }
+}
+
+// After a preemption that kept nothing: generated tokens come in a chunk, some of them behind
+// blocks that the same chunk begins, and choose what they chose one by one.
+TEST_P(DeviceTiersTest, ComputedAgainInAChunk) {
+  for (const AttentionPolicy policy : {AttentionPolicy::kForecast, AttentionPolicy::kInfinigen}) {
+    const AttentionChoice choice = Choice(AttentionPolicy::kForecast, policy);
+    constexpr int kGenerated = 300;  // more blocks than the local window
+    std::vector<int32_t> tokens = Prompt(700);
+    const int prompt_tokens = static_cast<int>(tokens.size());
+    ModelDriver model(Options());
+    std::vector<int32_t> generated;
+    const Logits expected =
+        model.Complete(tokens, 512, kGenerated, choice, Residency::kDevice, &generated);
+    tokens.insert(tokens.end(), generated.begin(), generated.end());
+    for (const Residency residency : {Residency::kDevice, Residency::kTiered}) {
+      ModelDriver::Sequence sequence = model.Start(tokens, 8, choice, residency);
+      sequence.prompt_tokens = prompt_tokens;
+      EXPECT_TRUE(SameBits(model.Prefill(&sequence, 1024), expected.back()))
+          << choice.Fingerprint();
+      model.Finish(sequence);
+    }
+  }
 }
 
 TEST_P(DeviceTiersTest, SavedAndResumed) {
@@ -128,11 +155,14 @@ TEST_P(DeviceTiersTest, SavedAndResumed) {
 
 // Under `auto`: begun on the device, written behind, saved, resumed as a tiered sequence.
 TEST_P(DeviceTiersTest, MirroredFromTheDevice) {
-  const AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
-  ModelDriver model(Options());
-  const Logits expected = model.Complete(Prompt(kPrompt), 512, 40, choice);
-  ExpectSameLogits(
-      tests::MirroredFromTheDevice(&model, Prompt(kPrompt), choice, 40, 25, OtherPrompt), expected);
+  for (const AttentionPolicy policy : {AttentionPolicy::kForecast, AttentionPolicy::kInfinigen}) {
+    const AttentionChoice choice = Choice(AttentionPolicy::kForecast, policy);
+    ModelDriver model(Options());
+    const Logits expected = model.Complete(Prompt(kPrompt), 512, 40, choice);
+    ExpectSameLogits(
+        tests::MirroredFromTheDevice(&model, Prompt(kPrompt), choice, 40, 25, OtherPrompt),
+        expected);
+  }
 }
 
 TEST_P(DeviceTiersTest, AfterAPrefixHit) {

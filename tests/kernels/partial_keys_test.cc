@@ -115,12 +115,16 @@ TEST_P(PartialKeysTest, KeysOfPages) {
   for (const auto& page : pages) sources.push_back(page.data());
   std::vector<std::byte> first;
   for (const auto& backend : backends_) {
-    std::vector<std::byte> out(3 * kHeads * 64 * channels * bytes, std::byte{0x5a});
+    // A page of eight blocks a head.
+    std::vector<std::byte> out(kHeads * 512 * channels * bytes, std::byte{0x5a});
     std::vector<std::byte*> targets;
-    for (size_t i = 0; i < pages.size(); ++i) targets.push_back(&out[i * 64 * channels * bytes]);
+    for (int head = 0; head < kHeads; ++head) {
+      targets.push_back(&out[head * 512 * channels * bytes]);
+    }
     const ProjectSegment segment{.rows = rows,
                                  .pages = sources.data(),
                                  .targets = targets.data(),
+                                 .target_stride = 1,
                                  .channels = channels_.data()};
     backend->ProjectKeys({.basis = basis_.data(),
                           .segments = &segment,
@@ -137,7 +141,7 @@ TEST_P(PartialKeysTest, KeysOfPages) {
     for (int head = 0; head < kHeads; ++head) {
       const size_t page = size_t(token / 64) * kHeads + head;
       for (size_t c = 0; c < channels; ++c) {
-        const std::byte* at = &first[((page * 64 + token % 64) * channels + c) * bytes];
+        const std::byte* at = &first[((size_t(head) * 512 + token) * channels + c) * bytes];
         if (token < 3 || token > 140) {  // not written
           EXPECT_EQ(*at, std::byte{0x5a});
           continue;

@@ -91,6 +91,11 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
                                                 heads ? &*heads : nullptr);
   AUGUR_CHECK(weights.ok());
   weights_dtype_ = weights->dtype;
+  if (!options.infinigen_basis.empty()) {
+    auto basis = engine::LoadInfinigenBasis(options.infinigen_basis, config_);
+    AUGUR_CHECK(basis.ok());
+    weights->infinigen = *std::move(basis);
+  }
   const auto values = engine::ResolveValues(options.values, config_.num_layers,
                                             engine::ResidencyMode::kDevice, /*on_device=*/false);
   EXPECT_TRUE(values.ok()) << values.status();
@@ -181,7 +186,10 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
   const int most = engine::BlocksFor(most_tokens);
   AUGUR_CHECK(kv_->store()->Open(
       {.id = sequence.id,
-       .demand = {.residency = residency, .selects = attention.selects(), .num_slots = slots},
+       .demand = {.residency = residency,
+                  .selects = attention.selects(),
+                  .num_slots = slots,
+                  .partial_keys = attention.decode == engine::AttentionPolicy::kInfinigen},
        .keys = keys,
        .hits = hits,
        .blocks = most,

@@ -44,7 +44,8 @@ struct ModelDriverOptions {
   bool prefetch = true;
   int page_check = 1;
   int recall_every = 0;
-  std::string forecast_heads = {};  // file; empty: none
+  std::string forecast_heads = {};   // file; empty: none
+  std::string infinigen_basis = {};  // likewise
   memory::CopyThreadsOptions copies = {};
   engine::ValueSettings values = {};  // resolved for the model by the driver
 };
