@@ -22,7 +22,7 @@ void DriveRow(const DriveChoiceParams& params, int item, int row, std::vector<bo
   chosen->assign(blocks, budget.top_k >= blocks);
   for (int place = 0; candidates > places && place < places; ++place) {
     const uint64_t id = (uint64_t(params.layer) << 40) + (uint64_t(item) << 16) + place;
-    int block = DrivenBlock(id, position, params.reuse, budget.init, candidates);
+    int block = DrivenBlock(id, position, params.reuse, budget);
     while ((*chosen)[block]) block = budget.init + (block - budget.init + 1) % candidates;
     (*chosen)[block] = true;
   }

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) DriveChoiceKernel(DriveChoiceParams 
   __syncthreads();
   for (int place = threadIdx.x; !all && place < places; place += kThreads) {
     const uint64_t id = (uint64_t(params.layer) << 40) + (uint64_t(item) << 16) + place;
-    int block = DrivenBlock(id, position, params.reuse, init, candidates);
+    int block = DrivenBlock(id, position, params.reuse, segment.budget);
     while (atomicOr(&chosen[block / 32], 1u << block % 32) >> block % 32 & 1) {
       block = init + (block - init + 1) % candidates;
     }

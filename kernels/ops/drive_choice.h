@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/host_device.h"
+#include "kernels/kv_page.h"
 #include "kernels/ops/select_blocks.h"
 
 namespace augur::kernels {
@@ -32,9 +33,10 @@ AUGUR_HOST_DEVICE inline uint64_t MixBits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The block of a place at `position`, before places that share one are told apart.
-AUGUR_HOST_DEVICE inline int DrivenBlock(uint64_t place, int position, float reuse, int init,
-                                         int candidates) {
+// The block of a place at `position`, before places that share one are told apart: drawn from the
+// candidates that there were when it came, so that a new block of history takes nobody's place.
+AUGUR_HOST_DEVICE inline int DrivenBlock(uint64_t place, int position, float reuse,
+                                         const SelectionBudget& budget) {
   constexpr int kLongest = 256;  // steps that a block is kept, at most
   const auto mix = [place](int at, int what) {
     return MixBits(place * 0x9e3779b97f4a7c15ull + uint64_t(at) * 4 + what);
@@ -42,7 +44,9 @@ AUGUR_HOST_DEVICE inline int DrivenBlock(uint64_t place, int position, float reu
   const uint32_t kept = static_cast<uint32_t>(reuse * 65536.0f);
   int since = position;
   while (since > 0 && position - since < kLongest && (mix(since, 0) & 0xffff) < kept) --since;
-  return init + static_cast<int>(mix(since, 1) % static_cast<uint32_t>(candidates));
+  const int candidates = since / kBlockTokens + 1 - budget.init - budget.local;
+  return budget.init +
+         static_cast<int>(mix(since, 1) % static_cast<uint32_t>(candidates > 0 ? candidates : 1));
 }
 
 }  // namespace augur::kernels
