@@ -4,8 +4,8 @@
 # Usage, in the repository's root: tests/gpu/check.sh PACKAGE LOGS [STEP...]
 #   steps: twins golden tiers copies sanitizers serve serve_tiers (default: all)
 # serve needs python3 with grpcio, PACKAGE/python (the stubs of build/*/tests/e2e/python) and
-# PACKAGE/needles_cpu.json (needles.py ask, of a daemon on the CPU); serve_tiers likewise
-# PACKAGE/needles_sparse_cpu.json (needles.py ask --alone, of one with residency tiered and both policies sparse).
+# PACKAGE/needles_cpu.json (needles.py ask, of a daemon on the CPU); serve_tiers asks the CPU itself, unless it finds
+# PACKAGE/needles_POLICY_cpu.json (needles.py ask --alone).
 set -uo pipefail
 
 readonly package=$(realpath "$1") logs=$(realpath "$2")
@@ -36,52 +36,78 @@ wait_for() {
   return 1
 }
 
-serve() {
-  local port=$logs/port address daemon
+# daemon NAME ARGUMENT...: augurd with the bundled model in the background; sets pid and address.
+daemon() {
+  local name=$1 port=$logs/port_$1
+  shift
   rm -f "$port"
-  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 \
-    --port-file "$port" --set kv_bytes=8GiB --set batch=64 --set batched_tokens=4096 >"$logs/augurd.log" 2>&1 &
-  daemon=$!
+  "$bin/augurd" --model "$package/models/demo-9m" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --port-file "$port" "$@" \
+    >"$logs/augurd_$name.log" 2>&1 &
+  pid=$!
   if ! wait_for "$port"; then
-    echo "serve: augurd did not get ready: $(tail -1 "$logs/augurd.log")"
+    echo "$name: augurd did not get ready: $(tail -1 "$logs/augurd_$name.log")"
     failed=1
-    return
+    return 1
   fi
   address=$(awk '$1 == "grpc" { print $2 }' "$port")
+}
+
+stop_daemon() {
+  kill "$1"
+  wait "$1"
+  echo "augurd: status $? after SIGTERM"
+}
+
+serve() {
+  local address pid
+  daemon serve --device cuda:0 --set kv_bytes=8GiB --set batch=64 --set batched_tokens=4096 || return
   step needles 300 python3 -B tests/gpu/needles.py ask --server "$address" --stubs "$package/python" \
     --out "$logs/needles_gpu.json"
   step needles_against_cpu 20 python3 -B tests/gpu/needles.py compare "$package/needles_cpu.json" \
     "$logs/needles_gpu.json" --differences "$logs/differences.json"
-  echo "steps: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$port")/metrics" |
+  echo "steps: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$logs/port_serve")/metrics" |
     grep -E '^augur_step_(host_)?seconds_(sum|count)' | tr '\n' ' ')"
-  kill "$daemon"
-  wait "$daemon"
-  echo "augurd: status $? after SIGTERM"
+  stop_daemon "$pid"
 }
 
-# A small device pool, so that nearly all of a history is in host memory.
+# What a policy needs beside its name.
+knobs_of() {
+  local model=$package/models/demo-9m
+  echo "--set prefill_policy=$1 --set decode_policy=$1"
+  case $1 in
+    forecast) echo "--set forecast_heads=$model/forecast.safetensors" ;;
+    infinigen) echo "--set infinigen_basis=$model/infinigen_basis.safetensors" ;;
+  esac
+}
+
+# Every policy with a small device pool, so that nearly all of a history is in host memory, against the CPU's answers:
+# PACKAGE/needles_POLICY_cpu.json, or made here meanwhile.
 serve_tiers() {
-  local port=$logs/port_tiers address daemon
-  rm -f "$port"
-  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 \
-    --port-file "$port" --set residency=tiered --set prefill_policy=sparse --set decode_policy=sparse \
-    --set kv_bytes=256MiB --set host_kv_bytes=4GiB --set batch=16 --set batched_tokens=2048 >"$logs/augurd_tiers.log" 2>&1 &
-  daemon=$!
-  if ! wait_for "$port"; then
-    echo "serve_tiers: augurd did not get ready: $(tail -1 "$logs/augurd_tiers.log")"
-    failed=1
-    return
-  fi
-  address=$(awk '$1 == "grpc" { print $2 }' "$port")
-  step needles_tiers 200 python3 -B tests/gpu/needles.py ask --server "$address" --stubs "$package/python" \
-    --out "$logs/needles_tiers.json"
-  step needles_tiers_against_cpu 20 python3 -B tests/gpu/needles.py compare "$package/needles_sparse_cpu.json" \
-    "$logs/needles_tiers.json"
-  echo "tiers: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$port")/metrics" |
-    grep -E '^augur_(prefetch_blocks_total|transfer_wait_seconds_(sum|count)|transfer_bytes_total)' | tr '\n' ' ')"
-  kill "$daemon"
-  wait "$daemon"
-  echo "augurd: status $? after SIGTERM"
+  local policy asking=() cpu_pids=() address pid
+  for policy in dense sparse forecast infinigen; do
+    [ -e "$package/needles_${policy}_cpu.json" ] && continue
+    daemon "cpu_$policy" --device cpu --set threads=6 $(knobs_of "$policy") || continue
+    cpu_pids+=("$pid")
+    python3 -B tests/gpu/needles.py ask --alone --server "$address" --stubs "$package/python" \
+      --out "$package/needles_${policy}_cpu.json" >"$logs/needles_cpu_$policy.log" 2>&1 &
+    asking+=($!)
+  done
+  for policy in dense sparse forecast infinigen; do
+    daemon "$policy" --device cuda:0 --set residency=tiered $(knobs_of "$policy") --set kv_bytes=256MiB \
+      --set host_kv_bytes=4GiB --set batch=16 --set batched_tokens=2048 || continue
+    step "needles_$policy" 200 python3 -B tests/gpu/needles.py ask --server "$address" --stubs "$package/python" \
+      --out "$logs/needles_$policy.json"
+    echo "tiers: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$logs/port_$policy")/metrics" |
+      grep -E '^augur_(prefetch_blocks_total|transfer_wait_seconds_(sum|count)|transfer_bytes_total)' |
+      grep -v ' 0$' | sed 's/model_name="demo-9m",//' | tr '\n' ' ')"
+    stop_daemon "$pid"
+  done
+  [ ${#asking[@]} -eq 0 ] || wait "${asking[@]}"
+  for pid in "${cpu_pids[@]}"; do stop_daemon "$pid"; done
+  for policy in dense sparse forecast infinigen; do
+    step "needles_${policy}_against_cpu" 20 python3 -B tests/gpu/needles.py compare \
+      "$package/needles_${policy}_cpu.json" "$logs/needles_$policy.json"
+  done
 }
 
 # A device that cannot do what is asked, and one that breaks.
@@ -89,8 +115,6 @@ refusals() {
   "$bin/augurd" --device cuda:7 --model "$package/models/demo-9m"
   echo "status $?"
   "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --set kv_bytes=4TiB
-  echo "status $?"
-  "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m" --set infinigen_basis=deploy/models/demo-9m/infinigen_basis.safetensors
   echo "status $?"
   CUDA_VISIBLE_DEVICES= "$bin/augurd" --device cuda:0 --model "$package/models/demo-9m"
   echo "status $?"

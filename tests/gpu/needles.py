@@ -4,8 +4,8 @@ usage: needles.py ask --server HOST:PORT --stubs DIR --out FILE [--quick] [--alo
        needles.py compare EXPECTED FOUND [--differences FILE]
 
 `ask` asks every question alone (greedy), then all at once, then a quarter of them with temperature and a seed, alone
-and at once: a request's text must not depend on its company. `compare` counts equal texts and right answers, and
-writes the questions whose texts differ, with both texts, for top_two (tests/gpu/top_two_main.cc).
+and at once: a request's text must not depend on its company. `compare` counts equal texts and right answers, wants
+the same verdict for 98 % of the questions, and writes the questions whose texts differ, with both texts, for top_two (tests/gpu/top_two_main.cc).
 """
 
 import argparse
@@ -102,11 +102,12 @@ def compare(arguments):
     if arguments.differences:
         with open(arguments.differences, "w", encoding="utf-8") as file:
             json.dump(differences, file)
-    print(json.dumps({"questions": len(questions), "equal": len(questions) - len(differences),
+    verdicts = sum(is_right(question, a) == is_right(question, b)
+                   for question, a, b in zip(questions, expected["answers"], found["answers"], strict=True))
+    print(json.dumps({"questions": len(questions), "equal": len(questions) - len(differences), "same_verdict": verdicts,
                       "right_expected": expected["right"], "right_found": found["right"],
                       "differences": [[d["expected"], d["found"]] for d in differences]}))
-    enough = len(questions) - len(questions) // 40  # 195 of 200
-    return len(questions) - len(differences) >= enough and abs(expected["right"] - found["right"]) <= 3
+    return verdicts >= 0.98 * len(questions)
 
 
 def main():
