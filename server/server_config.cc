@@ -7,7 +7,6 @@
 #include <fstream>
 #include <functional>
 #include <set>
-#include <sstream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +18,7 @@
 namespace augur::server {
 namespace {
 
-constexpr int64_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kDefaultKvBytes = 256 << 20;
 constexpr int64_t kDefaultHostKvBytes = int64_t{4} << 30;
 constexpr int64_t kBlockTokens = 64;
@@ -536,20 +535,24 @@ absl::Status ApplyNode(const YAML::Node& name, const YAML::Node& value, const st
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
   std::error_code error;
   // Fails for what is no regular file: opening a pipe would wait for its writer, signals or not.
-  const auto bytes = std::filesystem::file_size(file, error);
+  static_cast<void>(std::filesystem::file_size(file, error));
   std::ifstream stream;
   if (!error) stream.open(file, std::ios::binary);
   if (error || !stream) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": cannot read the file", error ? ": " + error.message() : ""));
   }
-  if (bytes > kMaxFileBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file, ": expected at most ", kMaxFileBytes, " bytes, found ", bytes));
+  std::string text(kMaxFileBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (stream.bad()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": cannot read the file"));
   }
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
+  text.resize(static_cast<size_t>(stream.gcount()));
+  if (text.size() > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": expected at most ", kMaxFileBytes, " bytes, found more"));
+  }
+  return text;
 }
 
 absl::Status ApplyFile(const std::string& file, ServerConfig* config) {

@@ -177,7 +177,9 @@ absl::Status Checkpoint::AddFile(const std::string& path) {
   file->bytes = info.st_size;
   uint64_t header_bytes = 0;  // little-endian, as this machine is
   AUGUR_RETURN_IF_ERROR(ReadAt(file->fd, path, 0, sizeof header_bytes, &header_bytes));
-  const int64_t most = std::min(kMaxHeaderBytes, file->bytes - int64_t{8});
+  // A file may say 0 bytes and hold some: it grows, or is one of /proc.
+  const int64_t most =
+      std::clamp<int64_t>(file->bytes - int64_t{sizeof header_bytes}, 0, kMaxHeaderBytes);
   if (header_bytes > static_cast<uint64_t>(most)) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": header length: expected at most ", most, ", found ", header_bytes));

@@ -289,6 +289,10 @@ TEST_F(ModelLoaderTest, WhatIsNoRegularFileIsRefused) {
   std::filesystem::remove(weights_path());
   ASSERT_EQ(mkfifo(weights_path().c_str(), 0600), 0);
   ExpectRefused({"model.safetensors", "regular file"});
+  // A regular file that says 0 bytes and holds many.
+  std::filesystem::remove(weights_path());
+  std::filesystem::create_symlink("/proc/self/maps", weights_path());
+  ExpectRefused({"model.safetensors", "header length", "at most 0"});
 }
 
 TEST_F(ModelLoaderTest, HeadsThatOverflowAreRefused) {

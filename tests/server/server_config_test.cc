@@ -80,6 +80,16 @@ TEST_F(ServerConfigTest, ReadsEveryKindOfValue) {
   EXPECT_EQ(config->log_level, "debug");
 }
 
+// Both say 0 bytes: one cannot be read, the other holds many.
+TEST_F(ServerConfigTest, AFileThatCannotBeReadIsNotAnEmptyOne) {
+  for (const char* file : {"/proc/self/mem", "/proc/self/maps"}) {
+    const auto config = LoadServerConfig(file, {}, kMachine);
+    ASSERT_FALSE(config.ok()) << file;
+    EXPECT_EQ(std::string(config.status().message()).rfind(file, 0), 0u) << config.status();
+  }
+  EXPECT_NE(Error(std::string((1 << 20) + 1, '#')).find("1048576 bytes"), std::string::npos);
+}
+
 TEST_F(ServerConfigTest, FlagsOverrideTheFile) {
   const auto config = Load("threads: 2\nserved_name: a\n", {{"threads", "3", "--threads"}});
   ASSERT_TRUE(config.ok()) << config.status();
