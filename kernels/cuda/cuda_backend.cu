@@ -77,6 +77,11 @@ int PriorityOf(Lane lane) {
   return least;
 }
 
+int SmsOrAll(int sms, int all) {
+  AUGUR_CHECK(sms >= 0 && sms <= all);
+  return sms == 0 ? all : sms;
+}
+
 int PriorityOfMain() {
   int least = 0, greatest = 0;
   AUGUR_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -110,9 +115,10 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   AUGUR_CUDA(cudaGetDeviceProperties(&properties, options.device));
   num_sms_ = properties.multiProcessorCount;
   name_ = properties.name;
-  linear_plans_ = std::make_unique<LinearPlans>(stream_);
-  decode_attention_ = std::make_unique<DecodeAttention>(
-      DecodeAttentionLimits{.max_rows = options.max_decode_rows, .num_sms = num_sms_});
+  linear_plans_ = std::make_unique<LinearPlans>(
+      LinearPlanOptions{.num_sms = num_sms_, .decode_sms = options.product_sms}, stream_);
+  decode_attention_ = std::make_unique<DecodeAttention>(DecodeAttentionLimits{
+      .max_rows = options.max_decode_rows, .num_sms = SmsOrAll(options.attention_sms, num_sms_)});
   prefill_attention_ = std::make_unique<PrefillAttention>(num_sms_);
   prefill_selection_ = std::make_unique<PrefillSelection>();
   for (int lane = 0; lane < kNumLanes; ++lane) {
@@ -135,7 +141,14 @@ CudaBackend::~CudaBackend() {
 }
 
 std::string CudaBackend::Describe() const {
-  return "cuda:" + std::to_string(options_.device) + " " + name_;
+  std::string text = "cuda:" + std::to_string(options_.device) + " " + name_;
+  if (options_.product_sms > 0)
+    text += ", products " + std::to_string(options_.product_sms) + " SMs";
+  if (options_.attention_sms > 0) {
+    text += ", attention " + std::to_string(options_.attention_sms) + " SMs";
+  }
+  if (!options_.graph_priorities) text += ", graphs of one priority";
+  return text;
 }
 
 void* CudaBackend::Allocate(size_t bytes) {
@@ -224,7 +237,11 @@ std::unique_ptr<StepGraph> CudaBackend::Record(const std::function<void(Backend*
   AUGUR_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   ops(this);
   AUGUR_CUDA(cudaStreamEndCapture(stream_, &graph));
-  AUGUR_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  // Nodes have the priority of the stream that they were captured on. Without the flag it counts
+  // for nothing, and all of them run with that of the stream which launches the graph.
+  const unsigned long long flags =
+      options_.graph_priorities ? cudaGraphInstantiateFlagUseNodePriority : 0;
+  AUGUR_CUDA(cudaGraphInstantiate(&exec, graph, flags));
   AUGUR_CUDA(cudaGraphDestroy(graph));
   return std::make_unique<CudaGraph>(exec);
 }

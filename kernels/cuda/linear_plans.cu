@@ -47,13 +47,14 @@ cudaDataType TypeOf(DType dtype) {
 // A product in cuBLASLt's words, which has matrices by columns: y^T = W x^T, [out, in] x [in,
 // rows], where W comes transposed. Opaque structs on the stack: nothing is allocated.
 struct Description {
-  explicit Description(const LinearProduct& product, bool with_bias) {
+  Description(const LinearProduct& product, bool with_bias, int sms) {
     const LinearShape& shape = product.shape;
     const cudaDataType type = TypeOf(shape.dtype);
     // Sums in float32, for float32 operands products too (no TF32).
     AUGUR_CUBLAS(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const int32_t transposed = CUBLAS_OP_T;
     Set(CUBLASLT_MATMUL_DESC_TRANSA, transposed);
+    if (sms > 0) Set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t{sms});
     if (with_bias) {
       const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       const int32_t bias_type = CUDA_R_32F;
@@ -122,15 +123,17 @@ int SplitsOf(const cublasLtMatmulAlgo_t& algo) {
   return status == CUBLAS_STATUS_SUCCESS ? splits : 1;
 }
 
-bool Has(const std::vector<LinearPlan>& plans, const cublasLtMatmulAlgo_t& algo) {
-  return std::any_of(plans.begin(), plans.end(), [&](const LinearPlan& plan) {
-    return std::memcmp(&plan.algo, &algo, sizeof(algo)) == 0;
+bool Has(const std::vector<LinearPlan>& plans, const LinearPlan& plan) {
+  return std::any_of(plans.begin(), plans.end(), [&](const LinearPlan& known) {
+    return known.sms == plan.sms && std::memcmp(&known.algo, &plan.algo, sizeof(plan.algo)) == 0;
   });
 }
 
 }  // namespace
 
-LinearPlans::LinearPlans(cudaStream_t stream) : stream_(stream) {
+LinearPlans::LinearPlans(const LinearPlanOptions& options, cudaStream_t stream)
+    : options_(options), stream_(stream) {
+  AUGUR_CHECK(options.decode_sms >= 0 && options.decode_sms <= options.num_sms);
   AUGUR_CUBLAS(cublasLtCreate(&handle_));
   AUGUR_CUDA(cudaMalloc(&memory_, kWorkspaceBytes + x_scratch_bytes + y_scratch_bytes));
 }
@@ -147,7 +150,7 @@ const LinearPlanSet& LinearPlans::PlansFor(const LinearShape& shape) {
   const auto found = plans_.find(shape);
   if (found != plans_.end()) return found->second;
   const bool timed = int64_t{shape.out_features} * shape.in_features >= kTimedElements;
-  LinearTrial trial(this, shape, timed, stream_);
+  LinearTrial trial(this, shape, {.times = timed, .held_sms = held_sms()}, stream_);
   LinearPlanSet set{.shape = shape};
   for (const Phase phase : {Phase::kPrefill, Phase::kDecode}) {
     const int place = phase == Phase::kDecode ? 1 : 0;
@@ -181,43 +184,55 @@ LinearPlan LinearPlans::ChoosePlan(const LinearShape& shape, Phase phase, DType 
 // a split only costs. Decode's may, by a number that the algorithm fixes.
 std::vector<LinearPlan> LinearPlans::FindCandidates(const LinearShape& shape, Phase phase,
                                                     DType y_dtype, int count) const {
-  const std::vector<int> typical_rows =
-      phase == Phase::kDecode ? std::vector<int>{64, 16} : std::vector<int>{2048};
-  Preference preference(kWorkspaceBytes);
   std::vector<LinearPlan> plans;
-  // Not a vector: nvcc 13.0 breaks down over a vector of this type.
-  const auto results = std::make_unique<cublasLtMatmulHeuristicResult_t[]>(count);
-  for (const int rows : typical_rows) {
-    Description about(ProductOf(shape, y_dtype, rows), /*with_bias=*/false);
-    int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, &about.operation, &about.weight, &about.x, &about.y,
-                                       &about.y, &preference.opaque, count, results.get(), &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) continue;
-    AUGUR_CUBLAS(status);
-    for (int i = 0; i < found; ++i) {
-      const cublasLtMatmulAlgo_t& algo = results[i].algo;
-      if (results[i].state != CUBLAS_STATUS_SUCCESS || Has(plans, algo)) continue;
-      if (phase == Phase::kPrefill && SplitsOf(algo) > 1) continue;
-      if (!RunsAnyRows(shape, phase, y_dtype, algo, /*with_bias=*/false)) continue;
-      plans.push_back({algo, y_dtype == DType::kF32 &&
-                                 RunsAnyRows(shape, phase, y_dtype, algo, /*with_bias=*/true)});
+  if (phase == Phase::kPrefill) {
+    AddCandidates(shape, phase, y_dtype, count, /*rows=*/2048, /*sms=*/0, &plans);
+    return plans;
+  }
+  for (const int rows : {64, 16}) {
+    AddCandidates(shape, phase, y_dtype, count, rows, /*sms=*/0, &plans);
+    if (held_sms() > 0) {
+      AddCandidates(shape, phase, y_dtype, count, rows, options_.decode_sms, &plans);
     }
   }
   return plans;
 }
 
+void LinearPlans::AddCandidates(const LinearShape& shape, Phase phase, DType y_dtype, int count,
+                                int rows, int sms, std::vector<LinearPlan>* plans) const {
+  Preference preference(kWorkspaceBytes);
+  // Not a vector: nvcc 13.0 breaks down over a vector of this type.
+  const auto results = std::make_unique<cublasLtMatmulHeuristicResult_t[]>(count);
+  Description about(ProductOf(shape, y_dtype, rows), /*with_bias=*/false, sms);
+  int found = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle_, &about.operation, &about.weight, &about.x, &about.y,
+                                     &about.y, &preference.opaque, count, results.get(), &found);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
+  AUGUR_CUBLAS(status);
+  for (int i = 0; i < found; ++i) {
+    LinearPlan plan{.algo = results[i].algo, .sms = sms};
+    if (results[i].state != CUBLAS_STATUS_SUCCESS || Has(*plans, plan)) continue;
+    if (phase == Phase::kPrefill && SplitsOf(plan.algo) > 1) continue;
+    if (!RunsAnyRows(shape, phase, y_dtype, plan, /*with_bias=*/false)) continue;
+    plan.adds_bias =
+        y_dtype == DType::kF32 && RunsAnyRows(shape, phase, y_dtype, plan, /*with_bias=*/true);
+    plans->push_back(plan);
+  }
+}
+
 bool LinearPlans::RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dtype,
-                              const cublasLtMatmulAlgo_t& algo, bool with_bias) const {
+                              const LinearPlan& plan, bool with_bias) const {
   for (const int rows : {1, 2, 16, 17, 64, 100, 128, 256, 300, 2048, 8191, 16384}) {
     if (rows > MaxLinearRows(phase)) break;
     LinearProduct product = ProductOf(shape, y_dtype, rows);
     // Not read: only its alignment is looked at.
     product.bias = reinterpret_cast<const float*>(static_cast<char*>(memory_) + kLinearAlignment);
-    Description about(product, with_bias);
+    Description about(product, with_bias, plan.sms);
     cublasLtMatmulHeuristicResult_t result{};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
-        handle_, &about.operation, &about.weight, &about.x, &about.y, &about.y, &algo, &result);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle_, &about.operation, &about.weight, &about.x, &about.y,
+                                &about.y, &plan.algo, &result);
     if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) return false;
   }
   return true;
@@ -225,7 +240,7 @@ bool LinearPlans::RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dty
 
 void LinearPlans::Multiply(const LinearPlan& plan, const LinearProduct& product) {
   AUGUR_CHECK(product.bias == nullptr || plan.adds_bias);
-  Description about(product, product.bias != nullptr);
+  Description about(product, product.bias != nullptr, plan.sms);
   const float alpha = 1.0f;
   const float beta = product.accumulate ? 1.0f : 0.0f;
   AUGUR_CUBLAS(cublasLtMatmul(handle_, &about.operation, &alpha, product.weight, &about.weight,

@@ -4,7 +4,10 @@
 //
 // The algorithm is chosen by running: of those that cuBLASLt proposes, the ones that give a row
 // the same bits among any others (linear_trial.h), and of these the fastest one for large
-// matrices. Two processes may so choose differently; within one all is pinned.
+// matrices. Two processes may so choose differently; within one all is pinned. Where copies run
+// beside decode's products (LinearPlanOptions::decode_sms) the trial runs beside CTAs that take as
+// much of as many SMs (held_sms.h): a grid that fills the device to the last place is fast alone
+// and a wave longer beside a copy.
 //
 // Thread: the backend's. Ownership: handle, workspace, scratch. Failure: an error of cuBLASLt or no
 // memory at start is a broken device (device_failure.h).
@@ -44,6 +47,7 @@ struct LinearShape {
 
 struct LinearPlan {
   cublasLtMatmulAlgo_t algo{};
+  int sms = 0;             // that cuBLASLt is told to plan for; 0: all
   bool adds_bias = false;  // the same algorithm takes LinearProduct::bias
 };
 
@@ -71,9 +75,14 @@ struct LinearProduct {
   bool accumulate = false;
 };
 
+struct LinearPlanOptions {
+  int num_sms = 0;     // of the device
+  int decode_sms = 0;  // that products in Phase::kDecode have for themselves; 0: all
+};
+
 class LinearPlans {
  public:
-  explicit LinearPlans(cudaStream_t stream);
+  LinearPlans(const LinearPlanOptions& options, cudaStream_t stream);
   ~LinearPlans();
   LinearPlans(const LinearPlans&) = delete;
   LinearPlans& operator=(const LinearPlans&) = delete;
@@ -96,13 +105,20 @@ class LinearPlans {
   // What NVIDIA recommends for Hopper.
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
+  // SMs that others hold while decode's products run.
+  int held_sms() const {
+    return options_.decode_sms == 0 ? 0 : options_.num_sms - options_.decode_sms;
+  }
   std::vector<LinearPlan> FindCandidates(const LinearShape& shape, Phase phase, DType y_dtype,
                                          int count) const;
-  bool RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dtype,
-                   const cublasLtMatmulAlgo_t& algo, bool with_bias) const;
+  void AddCandidates(const LinearShape& shape, Phase phase, DType y_dtype, int count, int rows,
+                     int sms, std::vector<LinearPlan>* plans) const;
+  bool RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dtype, const LinearPlan& plan,
+                   bool with_bias) const;
   LinearPlan ChoosePlan(const LinearShape& shape, Phase phase, DType y_dtype, bool timed,
                         LinearTrial* trial) const;
 
+  const LinearPlanOptions options_;
   const cudaStream_t stream_;
   cublasLtHandle_t handle_ = nullptr;
   void* memory_ = nullptr;  // workspace, x_scratch, y_scratch

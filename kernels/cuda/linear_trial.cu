@@ -55,12 +55,14 @@ const T* RowOf(const void* matrix, int row, int columns, size_t element) {
 
 }  // namespace
 
-LinearTrial::LinearTrial(LinearPlans* plans, const LinearShape& shape, bool times,
-                         cudaStream_t stream)
+LinearTrial::LinearTrial(LinearPlans* plans, const LinearShape& shape,
+                         const LinearTrialOptions& options, cudaStream_t stream)
     : plans_(plans), shape_(shape), stream_(stream) {
+  if (options.times && options.held_sms > 0) held_ = std::make_unique<HeldSms>(options.held_sms);
   const size_t element = BytesOf(shape.dtype);
   const size_t weight_bytes = size_t(shape.out_features) * shape.in_features * element;
-  if (times) num_weights_ = static_cast<int>(std::max<size_t>(kRotatedBytes / weight_bytes, 1));
+  if (options.times)
+    num_weights_ = static_cast<int>(std::max<size_t>(kRotatedBytes / weight_bytes, 1));
   const int all_rows = std::max(AllRows(Phase::kPrefill), AllRows(Phase::kDecode));
   const size_t y_row_bytes = size_t(shape.out_features) * sizeof(float);
   AUGUR_CUDA(cudaMalloc(&weights_, num_weights_ * weight_bytes));
@@ -166,9 +168,11 @@ double LinearTrial::Seconds(const LinearPlan& plan, Phase phase, DType y_dtype) 
     return SecondsOf(plan, y_dtype, AllRows(phase), kPrefillLaunches, kPrefillRounds);
   }
   double seconds = 0.0;
+  if (held_ != nullptr) held_->Hold();
   for (const int rows : kTimedDecodeRows) {
     seconds += SecondsOf(plan, y_dtype, rows, kDecodeLaunches, kDecodeRounds);
   }
+  if (held_ != nullptr) held_->Release();
   return seconds;
 }
 

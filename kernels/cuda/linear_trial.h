@@ -9,15 +9,22 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <memory>
 
+#include "kernels/cuda/held_sms.h"
 #include "kernels/cuda/linear_plans.h"
 
 namespace augur::kernels {
 
+struct LinearTrialOptions {
+  bool times = false;  // Seconds will be asked for, which takes more memory
+  int held_sms = 0;    // by copies, while decode's products are timed
+};
+
 class LinearTrial {
  public:
-  // `times`: Seconds will be asked for, which takes more memory.
-  LinearTrial(LinearPlans* plans, const LinearShape& shape, bool times, cudaStream_t stream);
+  LinearTrial(LinearPlans* plans, const LinearShape& shape, const LinearTrialOptions& options,
+              cudaStream_t stream);
   ~LinearTrial();
   LinearTrial(const LinearTrial&) = delete;
   LinearTrial& operator=(const LinearTrial&) = delete;
@@ -39,12 +46,13 @@ class LinearTrial {
   LinearPlans* const plans_;
   const LinearShape shape_;
   const cudaStream_t stream_;
-  int num_weights_ = 1;       // copies, to be used in turn
-  void* weights_ = nullptr;   // [num_weights_][out_features, in_features]
-  void* x_ = nullptr;         // [max AllRows, in_features]
-  float* bias_ = nullptr;     // [out_features]
-  void* y_of_all_ = nullptr;  // [max AllRows, out_features] float32
-  void* y_of_few_ = nullptr;  // [most rows of a few, out_features] float32
+  std::unique_ptr<HeldSms> held_;  // null: none are held
+  int num_weights_ = 1;            // copies, to be used in turn
+  void* weights_ = nullptr;        // [num_weights_][out_features, in_features]
+  void* x_ = nullptr;              // [max AllRows, in_features]
+  float* bias_ = nullptr;          // [out_features]
+  void* y_of_all_ = nullptr;       // [max AllRows, out_features] float32
+  void* y_of_few_ = nullptr;       // [most rows of a few, out_features] float32
   int* differences_ = nullptr;
   cudaEvent_t start_ = nullptr;
   cudaEvent_t stop_ = nullptr;

@@ -11,6 +11,13 @@ namespace augur::kernels {
 struct CudaBackendOptions {
   int device = 0;
   int max_decode_rows = 256;  // of one call in Phase::kDecode: sizes scratch
+  // SMs that decode's products (chosen beside as many that are held as there are others) and decode
+  // attention are planned for, so that CTAs which copy find theirs free; 0: all.
+  int product_sms = 0;
+  int attention_sms = 0;
+  // Kernels of a recorded step keep the priority of their lane; false: all have that of the order
+  // that launches it.
+  bool graph_priorities = true;
 };
 
 // Null, with a line for the person at the console in *error: no driver, no such device, another

@@ -26,7 +26,7 @@ constexpr int kExitNoDevice = 3;
 
 struct Options {
   BenchContext context;
-  std::string device = "cpu";
+  BenchBackendOptions backend;
   std::vector<int> rows = {1, 4, 16, 64, 512, 2048};
   ModelBenchOptions model{.folder = "deploy/models/demo-9m",
                           .random_weights = {},
@@ -97,6 +97,15 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   return command;
 }
 
+void AddBackendOptions(CLI::App* app, BenchBackendOptions* options) {
+  app->add_option("--device", options->device, "cpu or cuda");
+  app->add_option("--product-sms", options->product_sms,
+                  "that decode's products are planned for, beside copies on the others; 0: all");
+  app->add_option("--attention-sms", options->attention_sms, "decode attention's CTAs; 0: all SMs");
+  app->add_option("--graph-priorities", options->graph_priorities,
+                  "0: copies in a recorded step have no higher priority");
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Measures Augur's kernels and steps; prints JSON lines.");
   app.require_subcommand(1);
@@ -104,7 +113,7 @@ int Main(int argc, char** argv) {
   BenchContext& context = options.context;
   context.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   app.add_option("--threads", context.threads, "compute threads")->check(CLI::Range(1, 256));
-  app.add_option("--device", options.device, "cpu or cuda");
+  AddBackendOptions(&app, &options.backend);
   app.add_option("--repeats", context.repeats, "runs of each case, the best one counts")
       ->check(CLI::Range(1, 1000));
   CLI::App* matmul = app.add_subcommand("matmul", "matrix products by shape, on the CPU");
@@ -132,8 +141,9 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
-  const std::unique_ptr<kernels::Backend> backend =
-      MakeBenchBackend(*linear || *ceilings ? "cuda" : options.device, context.threads);
+  options.backend.threads = context.threads;
+  if (*linear || *ceilings) options.backend.device = "cuda";
+  const std::unique_ptr<kernels::Backend> backend = MakeBenchBackend(options.backend);
   if (backend == nullptr) return kExitNoDevice;
   context.backend = backend->Describe();
   const Ceilings limits = CeilingsOf(backend.get(), context);

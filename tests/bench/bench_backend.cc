@@ -11,12 +11,15 @@
 #include "tests/bench/linear_bench.h"
 
 namespace augur::bench {
-std::unique_ptr<kernels::Backend> MakeBenchBackend(const std::string& device, int threads) {
-  if (device == "cpu") return kernels::MakeCpuBackend({.num_threads = threads});
+std::unique_ptr<kernels::Backend> MakeBenchBackend(const BenchBackendOptions& options) {
+  if (options.device == "cpu") return kernels::MakeCpuBackend({.num_threads = options.threads});
 #ifdef AUGUR_HAS_CUDA
-  if (device == "cuda") {
+  if (options.device == "cuda") {
     std::string error;
-    auto backend = kernels::MakeCudaBackend({}, &error);
+    auto backend = kernels::MakeCudaBackend({.product_sms = options.product_sms,
+                                             .attention_sms = options.attention_sms,
+                                             .graph_priorities = options.graph_priorities},
+                                            &error);
     if (backend == nullptr) std::fprintf(stderr, "augur-bench: %s\n", error.c_str());
     return backend;
   }
@@ -27,7 +30,7 @@ std::unique_ptr<kernels::Backend> MakeBenchBackend(const std::string& device, in
 #else
                "",
 #endif
-               device.c_str());
+               options.device.c_str());
   return nullptr;
 }
 

@@ -10,8 +10,17 @@
 
 namespace augur::bench {
 
-// "cpu" or "cuda"; null, with a line on stderr, where it is not to be had.
-std::unique_ptr<kernels::Backend> MakeBenchBackend(const std::string& device, int threads);
+struct BenchBackendOptions {
+  std::string device = "cpu";  // or "cuda"
+  int threads = 1;             // of the CPU
+  // As kernels::CudaBackendOptions has them.
+  int product_sms = 0;
+  int attention_sms = 0;
+  bool graph_priorities = true;
+};
+
+// Null, with a line on stderr, where it is not to be had.
+std::unique_ptr<kernels::Backend> MakeBenchBackend(const BenchBackendOptions& options);
 
 // Measured when asked for: the CPU's by loops over registers and memory, a device's by a matrix
 // product of 8192^3 in bfloat16 through Backend::Linear and a kernel that reads 2 GiB.

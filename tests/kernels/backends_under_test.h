@@ -37,6 +37,22 @@ inline std::vector<BackendUnderTest> BackendsUnderTest() {
   return backends;
 }
 
+// The device's, planned for so many SMs fewer than it has (CudaBackendOptions); null without one.
+inline std::unique_ptr<Backend> BackendLeavingSms([[maybe_unused]] int left) {
+#ifdef AUGUR_HAS_CUDA
+  const std::vector<CudaDevice> devices = FindCudaDevices();
+  if (devices.empty()) return nullptr;
+  const int sms = devices[0].num_sms - left;
+  std::string error;
+  auto backend = MakeCudaBackend({.product_sms = sms, .attention_sms = sms}, &error);
+  if (backend == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
+  AUGUR_CHECK(backend != nullptr);
+  return backend;
+#else
+  return nullptr;
+#endif
+}
+
 // Of trivial elements. Ops run behind the host: Synchronize() before reading.
 template <class T>
 class SharedArray {

@@ -164,6 +164,43 @@ TEST_F(PageCopyTest, RecordedLaunchReadsTheListAnew) {
   cudaGraphDestroy(graph);
 }
 
+// What cudaGraphInstantiateFlagUseNodePriority goes by (CudaBackend::Record): a captured kernel has
+// the priority of its stream, which joined the capture by an event, not of the one that began it.
+TEST_F(PageCopyTest, ACapturedCopyHasThePriorityOfItsStream) {
+  int least = 0, greatest = 0;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  ASSERT_LT(greatest, least);
+  cudaStream_t lane = nullptr;
+  cudaEvent_t event = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithPriority(&lane, cudaStreamNonBlocking, greatest), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  CopyPages(Params(16384, 2), stream_);
+  ASSERT_EQ(cudaEventRecord(event, stream_), cudaSuccess);
+  ASSERT_EQ(cudaStreamWaitEvent(lane, event, 0), cudaSuccess);
+  CopyPages(Params(16384, 3), lane);
+  ASSERT_EQ(cudaEventRecord(event, lane), cudaSuccess);
+  ASSERT_EQ(cudaStreamWaitEvent(stream_, event, 0), cudaSuccess);
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  cudaGraphNode_t nodes[2] = {};
+  size_t count = 2;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nodes, &count), cudaSuccess);
+  ASSERT_EQ(count, 2u);
+  for (const cudaGraphNode_t node : nodes) {
+    cudaKernelNodeParams params{};
+    cudaLaunchAttributeValue value{};
+    ASSERT_EQ(cudaGraphKernelNodeGetParams(node, &params), cudaSuccess);
+    ASSERT_EQ(cudaGraphKernelNodeGetAttribute(node, cudaLaunchAttributePriority, &value),
+              cudaSuccess);
+    // stream_ was made without a priority.
+    EXPECT_EQ(value.priority, params.gridDim.x == 3 ? greatest : 0) << params.gridDim.x << " CTAs";
+  }
+  cudaGraphDestroy(graph);
+  cudaEventDestroy(event);
+  cudaStreamDestroy(lane);
+}
+
 TEST_F(PageCopyTest, CopyEngine) {
   std::vector<PageCopy> pages(3);
   for (const bool to_device : {true, false}) {

@@ -188,6 +188,26 @@ TEST(TwinAttentionTest, DecodeRowsWithListsMatchDoubleAndStandAlone) {
   }
 }
 
+TEST(TwinAttentionTest, DecodeRowsHaveTheSameBitsOnFewerSms) {
+  BackendUnderTest fewer{"cuda, fewer SMs", BackendLeavingSms(9), true};
+  if (fewer.backend == nullptr) GTEST_SKIP() << "no CUDA device";
+  std::vector<std::vector<std::byte>> results;
+  const auto attend_on = [&](const BackendUnderTest& under_test) {
+    for (const AttentionShape& shape : SomeShapes()) {
+      const auto sequences = Sequences(under_test, shape, kDecodeLengths);
+      results.push_back(Attend(under_test, DecodeRows(sequences), {.phase = Phase::kDecode}));
+    }
+  };
+  attend_on(fewer);
+  const std::vector<std::vector<std::byte>> on_fewer = std::move(results);
+  results.clear();
+  for (const BackendUnderTest& under_test : BackendsUnderTest()) {
+    if (under_test.on_device) attend_on(under_test);
+  }
+  ASSERT_EQ(results.size(), on_fewer.size());
+  EXPECT_TRUE(results == on_fewer);
+}
+
 // Lists, biases and rows of every kind; whole, and in calls of some groups.
 TEST(TwinAttentionTest, BiasesAndStreamingMatchDoubleAndKeepARowsBits) {
   for (const BackendUnderTest& under_test : BackendsUnderTest()) {

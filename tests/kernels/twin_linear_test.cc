@@ -244,6 +244,29 @@ TEST(TwinLinearTest, ARowHasTheSameBitsAloneAndAmongAnyOthers) {
   }
 }
 
+// Beside copies: a weight large enough that the trial holds SMs while it times (linear_plans.h).
+TEST(TwinLinearTest, WithFewerSmsProductsAreCloseAndARowKeepsItsBits) {
+  const std::unique_ptr<Backend> backend = BackendLeavingSms(8);
+  if (backend == nullptr) GTEST_SKIP() << "no CUDA device";
+  for (const bool narrow : {false, true}) {
+    Case tested(*backend, {.rows = 64,
+                           .out = 1536,
+                           .in = 1024,
+                           .dtype = DType::kBF16,
+                           .phase = Phase::kDecode,
+                           .narrow_y = narrow});
+    const std::vector<float> expected = tested.Run();
+    tested.ExpectClose(expected);
+    if (HasFatalFailure()) return;
+    for (const int rows : {1, 4, 17, 63}) {
+      const std::vector<float> y = tested.Run(1, rows);
+      const size_t begin = tested.y_stride();
+      ASSERT_TRUE(
+          SameBits(y.data() + begin, expected.data() + begin, size_t(rows) * tested.y_stride()));
+    }
+  }
+}
+
 TEST(TwinLinearTest, FewerColumnsHaveTheBitsThatTheyHaveAmongAll) {
   for (const BackendUnderTest& under_test : BackendsUnderTest()) {
     SCOPED_TRACE(under_test.name);
