@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "engine/attention/copy_quota.h"
 #include "kernels/dtype.h"
 #include "memory/copy_threads.h"
 
@@ -30,10 +31,10 @@ struct KvOptions {
   // Working set of a prefill chunk beyond slots, a multiple of 16 and at least the largest budget;
   // 0: 64, or that budget.
   int staging_blocks = 0;
-  bool prefetch = true;   // false: blocks chosen ahead are fetched when their layer needs them
-  int copy_ctas = 4;      // on a device: CTAs that fetch pages in a step, at most
-  int recall_every = 64;  // steps between measurements of the Forecast's recall; 0: never
-  int page_check = 0;     // one spilled page in that many is hashed and compared; 0: none
+  bool prefetch = true;  // false: blocks chosen ahead are fetched when their layer needs them
+  CopyQuotaOptions copy_ctas = {};  // on a device: CTAs that fetch pages in a step
+  int recall_every = 64;            // steps between measurements of the Forecast's recall; 0: never
+  int page_check = 0;               // one spilled page in that many is hashed and compared; 0: none
   memory::CopyThreadsOptions copies;
 };
 

@@ -103,6 +103,11 @@ void DeviceTransfers::Count(TransferKind kind, uint64_t num_copies, uint64_t byt
   counts.finished_bytes += bytes;
 }
 
+void DeviceTransfers::Grant(int ctas) {
+  const std::lock_guard lock(mutex_);
+  stats_.units = ctas;
+}
+
 bool DeviceTransfers::CanSubmit(size_t num_copies) const {
   // Half of the ring, so that a list always finds its room in one piece.
   return list_end_ - list_begin_ + num_copies <= static_cast<size_t>(options_.max_copies);

@@ -20,7 +20,7 @@ namespace augur::memory {
 
 struct DeviceTransfersOptions {
   int max_copies = 65536;  // submitted and not done
-  int ctas = 4;            // that copy at a time
+  int ctas = 4;            // that copy what is submitted, at a time
 };
 
 class DeviceTransfers final : public TransferEngine {
@@ -40,6 +40,8 @@ class DeviceTransfers final : public TransferEngine {
   Ticket Issue(TransferKind kind, int num_copies, size_t bytes);
   // For the counts alone: what a step has fetched for itself.
   void Count(TransferKind kind, uint64_t num_copies, uint64_t bytes);
+  // Likewise, how many CTAs fetch for it from now on.
+  void Grant(int ctas);
   int ctas() const { return options_.ctas; }
 
  private:

@@ -131,7 +131,8 @@ engine::KvOptions KvOptionsOf(const ServerConfig& config) {
   kv.dtype = config.kv_dtype;
   kv.staging_blocks = static_cast<int>(config.staging_blocks);
   kv.prefetch = config.prefetch;
-  kv.copy_ctas = static_cast<int>(config.copy_ctas);
+  kv.copy_ctas = {.min_ctas = static_cast<int>(config.copy_ctas.value_or(config.copy_ctas_min)),
+                  .max_ctas = static_cast<int>(config.copy_ctas.value_or(config.copy_ctas_max))};
   kv.recall_every = static_cast<int>(config.recall_every);
   kv.page_check = static_cast<int>(config.page_check);
   kv.copies = {.num_threads = static_cast<int>(config.copy_threads),

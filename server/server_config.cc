@@ -102,7 +102,7 @@ Key IntegerKey(const char* name, const char* meaning, int64_t ServerConfig::*mem
       +[](int64_t value) { return std::string(absl::StrCat(value)); });
 }
 
-// An integer, or "auto" for what the model says.
+// An integer, or "auto": as the model or what is measured says.
 Key AutoIntegerKey(const char* name, const char* meaning,
                    std::optional<int64_t> ServerConfig::*member, int64_t min, int64_t max) {
   return {name, meaning,
@@ -421,8 +421,12 @@ std::vector<Key> TierKeys() {
                  &C::staging_blocks, 0, 1 << 18),
       BoolKey("prefetch", "start copies a layer ahead where the policy foretells them",
               &C::prefetch),
-      IntegerKey("copy_ctas", "with device: cuda, CTAs that fetch pages in a step, at most",
-                 &C::copy_ctas, 1, 64),
+      AutoIntegerKey("copy_ctas",
+                     "with device: cuda, CTAs that fetch pages in a step; auto: by what steps "
+                     "take and wait, from copy_ctas_min to copy_ctas_max",
+                     &C::copy_ctas, 1, 64),
+      IntegerKey("copy_ctas_min", "with copy_ctas: auto, fewest", &C::copy_ctas_min, 1, 64),
+      IntegerKey("copy_ctas_max", "and most", &C::copy_ctas_max, 1, 64),
       IntegerKey("copy_threads", "threads that copy between the pools", &C::copy_threads, 1, 64),
       IntegerKey("transfer_queue", "copies that may wait for them", &C::transfer_queue, 16384,
                  1 << 20),
@@ -605,6 +609,11 @@ absl::Status CheckLink(const ServerConfig& config) {
 
 absl::Status FillTiers(const MachineLimits& machine, ServerConfig* config) {
   if (absl::Status link = CheckLink(*config); !link.ok()) return link;
+  if (config->copy_ctas_min > config->copy_ctas_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy_ctas_min: expected at most copy_ctas_max, ", config->copy_ctas_max,
+                     ", found ", config->copy_ctas_min));
+  }
   if (config->residency == engine::ResidencyMode::kDevice) return absl::OkStatus();
   if (config->host_kv_bytes == 0) {
     config->host_kv_bytes =

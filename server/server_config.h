@@ -41,7 +41,9 @@ struct ServerConfig {
   std::optional<int64_t> spare_slots;  // unset: as many as top_k_blocks
   int64_t staging_blocks = 0;          // 0: 64, or max_top_k_blocks where that is more
   bool prefetch = true;
-  int64_t copy_ctas = 4;
+  std::optional<int64_t> copy_ctas = 4;  // unset: governed, between the bounds
+  int64_t copy_ctas_min = 1;
+  int64_t copy_ctas_max = 8;
   int64_t copy_threads = 1;
   int64_t transfer_queue = 65'536;    // copies
   int64_t link_bytes_per_second = 0;  // 0: as fast as memory

@@ -46,7 +46,8 @@ void AppendTransfers(const memory::TransferStats& stats, FamilyWriter* out) {
   out->Gauge(names::kTransferQueue, "Copies that have not begun.", stats.queued_copies);
   out->Gauge(names::kTransferOldest, "Age of the oldest copy that has not begun.",
              static_cast<double>(stats.oldest_queued_ns) * kNs);
-  out->Begin(names::kTransferCtas, "Units that copy (threads here): at hand and at work now.",
+  out->Begin(names::kTransferCtas,
+             "Units that copy (threads, or CTAs that fetch for a step): at hand and at work now.",
              MetricType::Gauge);
   out->Sample(stats.units, {{"state", "granted"}});
   out->Sample(stats.units_busy, {{"state", "busy"}});

@@ -32,7 +32,8 @@ DeviceAttention::DeviceAttention(Backend* backend, const DeviceAttentionOptions&
       options_(options),
       tables_(tables),
       transfers_(transfers),
-      stride_(options.max_top_k) {
+      stride_(options.max_top_k),
+      copy_ctas_(options.copy_ctas) {
   AUGUR_CHECK(!is_tiered() || transfers != nullptr);
 }
 
@@ -123,12 +124,13 @@ void DeviceAttention::FetchPlaced(Backend* fetch, int layer) {
   fetch->CopyPages({.pages = selection.copies.data(),
                     .num_pages = selection.num_copies.data(),
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
-                    .quota = options_.copy_ctas,
+                    .quota = copy_ctas_,
                     .granted = granted_.data()});
   fetch->Stamp({.at_ns = stamps_.data() + 2 * layer + 1});
 }
 
 void DeviceAttention::BeginStep(Backend* backend) {
+  if (calls_.tiered) backend->Stamp({.at_ns = stamps_.data()});
   const int tails = calls_.tiered ? static_cast<int>(lists_.tails.size()) : num_staged_tails_;
   if (tails > 0) {
     backend->OpenTails({.segments = arrays_.tails + (lists_.tails.size() - tails),
@@ -138,6 +140,10 @@ void DeviceAttention::BeginStep(Backend* backend) {
   }
   if (staged_.empty() || options_.num_layers == 1) return;
   StartHistory(0, 1);
+}
+
+void DeviceAttention::EndStep(Backend* backend) {
+  if (calls_.tiered) backend->Stamp({.at_ns = stamps_.data() + 1});
 }
 
 bool DeviceAttention::ChoosesAhead(int layer) const {
@@ -229,7 +235,7 @@ void DeviceAttention::StartHistory(size_t index, int layer) {
   fetch->CopyPages({.pages = history_copies_.data(),
                     .known_pages = group.history_blocks * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
-                    .quota = options_.copy_ctas});
+                    .quota = std::min(copy_ctas_, kHistoryCtas)});
 }
 
 void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offset) {

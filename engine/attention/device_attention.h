@@ -59,7 +59,7 @@ struct DeviceAttentionOptions {
   int max_segments = 0;
   int max_top_k = 0;  // of any request; 0: all attention is dense
   bool prefetch = true;
-  int copy_ctas = 4;  // that fetch, at most
+  int copy_ctas = 4;  // that fetch, at most: granted_ctas says how many of them do
   // For benches: tokens choose at random with this re-use, scores or not; below 0: no.
   float driven_reuse = -1.0f;
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
@@ -131,6 +131,7 @@ class DeviceAttention {
 
   // Running it, on the backend or one that records; without recording staged rows as well.
   void BeginStep(kernels::Backend* backend);
+  void EndStep(kernels::Backend* backend);
   // qkv [rows, row_stride] -> attended [rows, q_width of out_dtype]; layers in order. input: what
   // qkv was made of, [rows, hidden_size] of out_dtype.
   void RunLayer(kernels::Backend* backend, int layer, float* qkv, void* attended,
@@ -138,11 +139,15 @@ class DeviceAttention {
   // Counts of all steps so far: [num_layers] each, in device memory.
   const kernels::PlacementCounts* placement() const { return placement_.data(); }
   // When layer l's copies were waited for and when they had been made, in the last step that
-  // fetched: [num_layers][2].
+  // fetched: [num_layers][2]. Layer 0, which never fetches: when the step began and ended.
   const int64_t* stamps() const { return stamps_.data(); }
   int32_t* granted_ctas() { return granted_.data(); }  // [1] on the device
+  // In place of the options', in steps recorded from now on.
+  void set_copy_ctas(int ctas) { copy_ctas_ = ctas; }
 
  private:
+  // CTAs that stream a prompt's history: no governor watches them, and they fill the link.
+  static constexpr int kHistoryCtas = 4;
   // CTAs that copy a prompt's working set from the staging area to its slots, on the device.
   static constexpr int kSlotCopyCtas = 16;
 
@@ -303,6 +308,7 @@ class DeviceAttention {
   SequenceTables* const tables_;
   memory::DeviceTransfers* const transfers_;  // null: nothing is tiered
   const int stride_;                          // blocks of a selection; 0: nothing selects
+  int copy_ctas_ = 0;                         // that fetch, at most
 
   // The step under way.
   Lists lists_;

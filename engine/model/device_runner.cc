@@ -46,28 +46,7 @@ bool IsStaged(const StepSegment& segment) {
          PolicyOf(segment, segment.rows.first_position) == AttentionPolicy::kDense;
 }
 
-bool Covers(const AttentionCalls& all, const AttentionCalls& some) {
-  return all.dense >= some.dense && all.sparse >= some.sparse && all.forecast >= some.forecast &&
-         all.infinigen >= some.infinigen && all.tiered >= some.tiered;
-}
-
 }  // namespace
-
-std::vector<int> DecodeBuckets(int max_segments) {
-  std::vector<int> buckets;
-  for (int size = 1; size < max_segments; size += size < 8 ? size : size < 64 ? 8 : 32) {
-    buckets.push_back(size);
-  }
-  buckets.push_back(max_segments);
-  return buckets;
-}
-
-std::vector<int> LengthClasses(int max_blocks) {
-  std::vector<int> classes;
-  for (int blocks = 128; blocks < max_blocks; blocks *= 4) classes.push_back(blocks);
-  classes.push_back(max_blocks);
-  return classes;
-}
 
 absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
     Backend* backend, const ModelConfig& config, TransformerWeights weights,
@@ -89,6 +68,7 @@ absl::StatusOr<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(
   AUGUR_RETURN_IF_ERROR(runner->CreateAttention());
   AUGUR_RETURN_IF_ERROR(runner->Allocate());
   runner->RecordGraphs();
+  AUGUR_RETURN_IF_ERROR(runner->CreateGrants(options.copy_ctas));
   return runner;
 }
 
@@ -144,7 +124,7 @@ absl::Status DeviceRunner::CreateAttention() {
                                .max_segments = options_.max_segments,
                                .max_top_k = std::min(options_.max_top_k, max_blocks_),
                                .prefetch = options_.prefetch,
-                               .copy_ctas = options_.copy_ctas,
+                               .copy_ctas = options_.copy_ctas.max_ctas,
                                .driven_reuse = options_.driven_reuse,
                                .row_stride = layers_->qkv_stride(),
                                .attention_scale = config_.attention_scale(),
@@ -213,59 +193,6 @@ absl::Status DeviceRunner::Allocate() {
               .logprobs = reinterpret_cast<TokenLogprobsRow*>(logprobs)};
   }
   return absl::OkStatus();
-}
-
-// Dense steps, steps of what the deployment's requests mostly are, and whatever else may come.
-std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
-  const bool tiered = options_.max_slots > 0;
-  std::vector<AttentionCalls> calls;
-  if (options_.resident) calls.push_back({.dense = true});
-  if (options_.max_top_k == 0) return calls;
-  const AttentionCalls mostly{.sparse = options_.decode_policy == AttentionPolicy::kSparse,
-                              .forecast = options_.decode_policy == AttentionPolicy::kForecast,
-                              .infinigen = options_.decode_policy == AttentionPolicy::kInfinigen,
-                              .tiered = tiered};
-  if (mostly.selects()) {
-    calls.push_back(mostly);
-    // Beside short ones, which read everything (dense_len).
-    if (options_.resident) calls.push_back(mostly);
-    calls.back().dense = options_.resident;
-  }
-  calls.push_back({.dense = options_.resident,
-                   .sparse = true,
-                   .forecast = options_.has_forecast,
-                   .infinigen = has_infinigen(),
-                   .tiered = tiered});
-  return calls;
-}
-
-const AttentionCalls& DeviceRunner::CoveringCalls(const AttentionCalls& calls) const {
-  const auto found = std::find_if(recorded_.begin(), recorded_.end(),
-                                  [&](const AttentionCalls& all) { return Covers(all, calls); });
-  AUGUR_CHECK(found != recorded_.end());
-  return *found;
-}
-
-void DeviceRunner::RecordGraphs() {
-  recorded_ = RecordedCalls();
-  for (const AttentionCalls& calls : recorded_) {
-    for (const int bucket : buckets_) {
-      for (const int blocks : classes_) {
-        const StepShape shape{.phases = {.decode_rows = bucket, .rows = bucket},
-                              .sampled = bucket,
-                              .max_blocks = blocks,
-                              .calls = calls};
-        attention_->Begin();
-        host_ = {};
-        PadToGraph(bucket);
-        decode_tables_->Begin();
-        const StepArrays arrays = Put(decode_tables_.get());
-        attention_->Finish(decode_tables_.get(), calls, bucket, blocks);
-        graphs_[{calls, bucket, blocks}] =
-            backend_->Record([&](Backend* recorder) { RunOps(recorder, shape, arrays); });
-      }
-    }
-  }
 }
 
 void DeviceRunner::Run(const StepInputs& inputs, StepOutputs* outputs) {
@@ -390,13 +317,16 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   const StepOptions step_options = PutOptions(tables);
   tables_->Upload();
   tables->Upload();
+  QuotaPlan quota;
   if (as_graph) {
-    backend_->Launch(*graphs_.at(graph));
+    quota = LaunchGraph(graph);
   } else {
     RunOps(backend_, shape, arrays, step_options.told);
   }
   RunOptions(arrays, step_options, shape.sampled);
-  return CopyResult(shape.sampled, shape.calls, step_options);
+  InFlight step = CopyResult(shape.sampled, shape.calls, step_options);
+  step.quota = quota;
+  return step;
 }
 
 DeviceRunner::StepShape DeviceRunner::PlanPieces(const StepInputs& inputs) {
@@ -565,12 +495,6 @@ void DeviceRunner::AddStaged() {
   }
 }
 
-DeviceRunner::GraphKey DeviceRunner::KeyOf(const StepShape& shape) const {
-  return {CoveringCalls(shape.calls),
-          *std::lower_bound(buckets_.begin(), buckets_.end(), shape.phases.rows),
-          *std::lower_bound(classes_.begin(), classes_.end(), shape.max_blocks)};
-}
-
 // Rows that belong to nobody: they embed token 0, attend to nothing, and what is drawn for them is
 // not read.
 void DeviceRunner::PadToGraph(int bucket) {
@@ -695,9 +619,10 @@ void DeviceRunner::LaunchAhead() {
   tables_->Upload();
   decode_tables_->Upload();
   backend_->Copy(arrays.token_ids, device_tokens_.data(), rows * sizeof(int32_t));
-  backend_->Launch(*graphs_.at(graph));
+  const QuotaPlan quota = LaunchGraph(graph);
   RunOptions(arrays, step_options, rows);
   ahead_ = CopyResult(rows, calls, step_options);
+  ahead_.quota = quota;
 }
 
 // A ring of three: the step that is answered, the rest that runs beside it, and the one ahead.
@@ -733,6 +658,8 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
   using memory::WaitCause;
   const bool ahead = options_.prefetch && step.calls.foretells();
   uint64_t copies = 0;
+  CopyMeasurement measured{.step_ns =
+                               static_cast<double>(step.result.stamps[1] - step.result.stamps[0])};
   for (int layer = 1; layer < config_.num_layers; ++layer) {
     const kernels::PlacementCounts& now = step.result.placement[layer];
     kernels::PlacementCounts& before = counted_[layer];
@@ -755,9 +682,12 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
      : waited_ns == 0 ? stats_->prefetch_hit
                       : stats_->prefetch_late) += fetched;
     counts.wait_ns += waited_ns;
+    measured.wait_ns += static_cast<double>(waited_ns);
     stats_->wait_seconds[static_cast<size_t>(cause)].Observe(static_cast<double>(waited_ns) /
                                                              memory::kNsPerSecond);
   }
+  measured.pages = static_cast<double>(copies);
+  grants_->Observe(step.quota, measured);
   transfers_->Count(ahead ? memory::TransferKind::kPrefetch : memory::TransferKind::kFetch, copies,
                     copies * store_->pools().layout.page_bytes);
 }
@@ -773,9 +703,11 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
     layers_->AddMlp(backend, layer, shape.phases);
   }
   layers_->TellRows(backend, told);
-  if (shape.sampled == 0) return;
-  layers_->RunHead(backend, device.sampled_rows, shape.sampled);
-  layers_->Sample(backend, device.sampling, shape.sampled, device_tokens_.data());
+  if (shape.sampled > 0) {
+    layers_->RunHead(backend, device.sampled_rows, shape.sampled);
+    layers_->Sample(backend, device.sampling, shape.sampled, device_tokens_.data());
+  }
+  attention_->EndStep(backend);
 }
 
 std::vector<float> DeviceRunner::CopyRows(const float* rows) {

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/copy_grants.h"
 #include "engine/attention/device_attention.h"
 #include "engine/model/model_config.h"
 #include "engine/model/sampling_options.h"
@@ -59,8 +60,8 @@ struct DeviceRunnerOptions {
   int max_slots = 0;          // of a tiered sequence's groups; 0: nothing is tiered
   bool resident = true;       // sequences may live on the device
   bool prefetch = true;
-  int copy_ctas = 4;           // that fetch pages in a step, at most
-  float driven_reuse = -1.0f;  // see DeviceAttentionOptions
+  CopyQuotaOptions copy_ctas = {};  // that fetch pages in a step
+  float driven_reuse = -1.0f;       // see DeviceAttentionOptions
 };
 
 // A decode-only step of `rows` sequences runs as one of this many; all up to max_segments have a
@@ -93,6 +94,10 @@ class DeviceRunner final : public ModelRunner {
   std::vector<float> CopyAdjusted() { return CopyRows(layers_->adjusted()); }
   // Rows of all steps so far that had been run ahead when they were asked for.
   int64_t rows_foreseen() const { return rows_foreseen_; }
+  // CTAs that fetch in the step launched last.
+  int copy_ctas() const { return grants_->ctas(); }
+  // For benches, between steps that have nothing to do with each other: records all steps anew.
+  absl::Status SetCopyCtas(const CopyQuotaOptions& options);
 
  private:
   struct Piece {
@@ -154,8 +159,13 @@ class DeviceRunner final : public ModelRunner {
     uint64_t mark = 0;
     StepResult result;
     AttentionCalls calls;
+    QuotaPlan quota = {};  // of a recorded step that is tiered
   };
   using GraphKey = std::tuple<AttentionCalls, int, int>;  // calls, bucket, class
+  struct RecordedStep {
+    std::unique_ptr<kernels::StepGraph> graph;
+    int load = 0;  // to the copy quota
+  };
 
   DeviceRunner(kernels::Backend* backend, const ModelConfig& config,
                const DeviceRunnerOptions& options, memory::KvMemory* kv,
@@ -167,6 +177,9 @@ class DeviceRunner final : public ModelRunner {
   const InfinigenBasis* infinigen_basis() const;
   bool has_infinigen() const { return infinigen_basis() != nullptr; }
   void RecordGraphs();
+  absl::Status CreateGrants(const CopyQuotaOptions& options);
+  // On the main order; what governs its copies.
+  QuotaPlan LaunchGraph(const GraphKey& key);
   std::vector<AttentionCalls> RecordedCalls() const;
   // The least of the recorded ones that holds `calls`.
   const AttentionCalls& CoveringCalls(const AttentionCalls& calls) const;
@@ -255,7 +268,8 @@ class DeviceRunner final : public ModelRunner {
   int next_result_ = 0;
   std::vector<kernels::PlacementCounts> counted_;  // [layers]: what stats_ have
   std::vector<AttentionCalls> recorded_;
-  std::map<GraphKey, std::unique_ptr<kernels::StepGraph>> graphs_;
+  std::map<GraphKey, RecordedStep> graphs_;
+  std::unique_ptr<CopyGrants> grants_;
 };
 
 }  // namespace augur::engine

@@ -204,6 +204,12 @@ absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& c
   return absl::OkStatus();
 }
 
+// Writes have time: what fills the link, within the bounds of what is allowed.
+int SpillCtas(const CopyQuotaOptions& copy_ctas) {
+  constexpr int kUsual = 4;
+  return std::clamp(kUsual, copy_ctas.min_ctas, copy_ctas.max_ctas);
+}
+
 struct RunnerShape {
   int max_context = 0;
   int max_top_k = 0;
@@ -291,8 +297,8 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                       max_top_k, model.attention.values.needs_value_sums()));
   std::unique_ptr<memory::DeviceTransfers> transfers;
   if (backend->IsDevice() && plan.num_host_blocks > 0) {
-    AUGUR_ASSIGN_OR_RETURN(
-        transfers, memory::DeviceTransfers::Create(backend, {.ctas = options.kv.copy_ctas}));
+    AUGUR_ASSIGN_OR_RETURN(transfers, memory::DeviceTransfers::Create(
+                                          backend, {.ctas = SpillCtas(options.kv.copy_ctas)}));
   }
   memory::DeviceTransfers* const device_transfers = transfers.get();
   AUGUR_ASSIGN_OR_RETURN(model.kv, memory::KvMemory::Create(backend, plan, std::move(transfers)));

@@ -136,6 +136,11 @@ struct Landing {
 // everything; the other lanes only hold entries of the list.
 __global__ void __launch_bounds__(kWarp)
     CopyPagesKernel(PageCopyParams params, uint32_t piece_bytes, int stages) {
+  // Those left over hold their places no longer than it takes to see it.
+  if (params.granted != nullptr && blockIdx.x > 0 &&
+      static_cast<int>(blockIdx.x) >= *params.granted) {
+    return;
+  }
   WaitForPreviousAlone();
   extern __shared__ __align__(128) std::byte ring[];  // [stages][piece_bytes]
   __shared__ __align__(8) uint64_t loaded[kMaxStages];

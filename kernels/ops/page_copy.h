@@ -23,8 +23,9 @@ struct PageCopyParams {
   int known_pages = 0;
   int page_bytes = 0;  // a multiple of 16
   int quota = 0;       // CTAs that the copy may hold at a time, on any device
-  // [1]: so many of the quota's CTAs copy, at least one; read when the copy begins, so that a
-  // recorded one can be governed. Null: all.
+  // [1]: so many of the quota's CTAs copy, at least one; so a recorded copy can be governed. Null:
+  // all. Fixed from where the recorded step begins (elsewhere: the last Follow before the copy) to
+  // where it ends: CTAs that are not granted leave without waiting for anything.
   const int32_t* granted = nullptr;
 };
 

@@ -88,7 +88,13 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 1500));
   command->add_option("--reuse", options->reuse, "share of chosen blocks that stay; -1: by scores");
   command->add_option("--spare-slots", options->spare_slots, "of each group");
-  command->add_option("--copy-ctas", options->copy_ctas, "that fetch, at most");
+  command->add_option("--copy-ctas", options->copy_ctas, "that fetch: numbers, or auto")
+      ->delimiter(',');
+  command->add_option("--copy-ctas-min", options->copy_ctas_min, "of auto")
+      ->check(CLI::Range(1, 64));
+  command->add_option("--copy-ctas-max", options->copy_ctas_max, "of auto")
+      ->check(CLI::Range(1, 64));
+  command->add_option("--window", options->window, "a record for so many steps, from the first");
   command->add_option("--prefetch", options->prefetch, "0: fetch on need");
   command->add_option("--policy", options->policy, "dense, sparse, forecast or infinigen");
   command->add_option("--residency", options->residency, "tiered, device or auto");

@@ -1,12 +1,15 @@
 #include "tests/bench/tiers_bench.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "engine/batcher.h"
 #include "engine/kv_options.h"
+#include "engine/model/device_runner.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_loader.h"
 #include "kernels/check.h"
@@ -55,6 +58,20 @@ double WeightBytes(const TiersBenchOptions& options, const engine::ModelConfig& 
                 config.hidden_size * (config.vocab_size + forecast));
 }
 
+// Nothing where it is neither a number of CTAs nor auto.
+std::optional<engine::CopyQuotaOptions> QuotaOf(const TiersBenchOptions& options,
+                                                const std::string& copy_ctas) {
+  if (copy_ctas == "auto") {
+    if (options.copy_ctas_min > options.copy_ctas_max) return std::nullopt;
+    return engine::CopyQuotaOptions{options.copy_ctas_min, options.copy_ctas_max};
+  }
+  int ctas = 0;
+  const char* const end = copy_ctas.data() + copy_ctas.size();
+  const auto [stopped, error] = std::from_chars(copy_ctas.data(), end, ctas);
+  if (error != std::errc() || stopped != end || ctas < 1 || ctas > 64) return std::nullopt;
+  return engine::CopyQuotaOptions{ctas, ctas};
+}
+
 bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* bench) {
   const auto config = engine::LoadModelConfigFile(options.random_weights);
   if (!config.ok()) return Refuse(config.status());
@@ -80,7 +97,7 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
     kv.device_bytes = static_cast<int64_t>(pool);
   }
   kv.prefetch = options.prefetch;
-  kv.copy_ctas = options.copy_ctas;
+  kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
   engine::AttentionSettings attention;
   attention.prefill = bench->attention.prefill;
   attention.decode = bench->attention.decode;
@@ -237,58 +254,102 @@ double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int bat
   return weights + batch * (keys + pages);
 }
 
+// What fills the record of every case.
+struct Case {
+  const BenchContext& context;
+  const TiersBenchOptions& options;
+  const Ceilings& ceilings;
+  std::string copy_ctas;
+  double link = 0;  // bytes a second
+};
+
+// Runs `steps` steps of a batch, the last of which ends at `*position`, and prints them.
+void Measure(const Case& about, int batch, int steps, int window, int* position, Bench* bench) {
+  const memory::ResidencyStats& stats = *bench->model.kv->stats();
+  const double page = static_cast<double>(bench->model.kv->store()->pools().layout.page_bytes);
+  const auto* runner = dynamic_cast<const engine::DeviceRunner*>(bench->model.runner.get());
+  const Counts before = CountsOf(stats);
+  double ctas = 0;
+  const double seconds = BestSeconds(1, [&] {
+    for (int i = 0; i < steps; ++i) {
+      Step(batch, (*position)++, bench);
+      ctas += runner == nullptr ? 0 : runner->copy_ctas();
+    }
+  });
+  const Counts counts = CountsOf(stats);
+  const TiersBenchOptions& options = about.options;
+  const double step = seconds / steps;
+  const double bytes = DeviceBytes(options, *bench, batch);
+  const double device_ms = bytes / about.ceilings.read_bytes_per_second(bytes) * 1e3;
+  const double fetched = (counts.fetched - before.fetched) / steps;
+  const double chosen = counts.chosen - before.chosen;
+  BenchRecord record(about.context, "tiers");
+  record.Add("model", options.random_weights.substr(options.random_weights.rfind('/') + 1))
+      .Add("policy", options.policy)
+      .Add("residency", options.residency)
+      .Add("prefetch", int64_t{options.prefetch})
+      .Add("spare_slots", int64_t{options.spare_slots})
+      .Add("device_gb", options.device_gb)
+      .Add("context", int64_t{options.context})
+      .Add("batch", int64_t{batch})
+      .Add("reuse_asked", static_cast<double>(options.reuse));
+  if (window >= 0) record.Add("window", int64_t{window});
+  record.Add("ms_per_step", step * 1e3)
+      .Add("tokens_per_s", batch / step)
+      .Add("device_floor_ms", device_ms);
+  if (bench->tiered) {
+    record.Add("reuse", chosen > 0 ? (counts.reused - before.reused) / chosen : 0.0)
+        .Add("fetched_mb", fetched * page / 1e6)
+        .Add("link_floor_ms", fetched * page / about.link * 1e3)
+        .Add("link_gb_per_s", about.link / 1e9)
+        .Add("wait_ms", (counts.wait_ns - before.wait_ns) / steps / 1e6)
+        .Add("copy_ctas", about.copy_ctas)
+        .Add("ctas_per_step", ctas / steps);
+  }
+  record.Print();
+}
+
+void RunBatch(const Case& about, int batch, Bench* bench) {
+  const TiersBenchOptions& options = about.options;
+  bench->outputs.tokens.clear();
+  if (!Open(options, batch, bench)) {
+    std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the pools\n", batch,
+                 options.context);
+    return Close(batch, bench);
+  }
+  int position = options.context;
+  if (options.window > 0) {
+    for (int window = 0; (window + 1) * options.window <= options.steps; ++window) {
+      Measure(about, batch, options.window, window, &position, bench);
+    }
+  } else {
+    for (int i = 0; i < kWarmSteps; ++i) Step(batch, position++, bench);
+    Measure(about, batch, options.steps, /*window=*/-1, &position, bench);
+  }
+  Close(batch, bench);
+}
+
 }  // namespace
 
 bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
                    const TiersBenchOptions& options, const Ceilings& ceilings) {
+  for (const std::string& copy_ctas : options.copy_ctas) {
+    if (!QuotaOf(options, copy_ctas).has_value()) {
+      return Refuse(absl::InvalidArgumentError(
+          "--copy-ctas: expected numbers from 1 to 64, or auto with bounds that are in order"));
+    }
+  }
   Bench bench;
   if (!Load(backend, options, &bench)) return false;
-  const double link = bench.tiered ? LinkBytesPerSecond(backend, bench, options.copy_ctas) : 0;
-  const memory::ResidencyStats& stats = *bench.model.kv->stats();
-  const double page = static_cast<double>(bench.model.kv->store()->pools().layout.page_bytes);
-  for (const int batch : options.batches) {
-    bench.outputs.tokens.clear();
-    if (!Open(options, batch, &bench)) {
-      std::fprintf(stderr, "augur-bench: %d x %d tokens do not fit the pools\n", batch,
-                   options.context);
-      Close(batch, &bench);
-      continue;
+  auto* const runner = dynamic_cast<engine::DeviceRunner*>(bench.model.runner.get());
+  for (const std::string& copy_ctas : options.copy_ctas) {
+    const engine::CopyQuotaOptions quota = *QuotaOf(options, copy_ctas);
+    if (runner != nullptr && &copy_ctas != &options.copy_ctas.front()) {
+      if (const absl::Status set = runner->SetCopyCtas(quota); !set.ok()) return Refuse(set);
     }
-    int position = options.context;
-    for (int i = 0; i < kWarmSteps; ++i) Step(batch, position++, &bench);
-    const Counts before = CountsOf(stats);
-    const double seconds = BestSeconds(1, [&] {
-      for (int i = 0; i < options.steps; ++i) Step(batch, position++, &bench);
-    });
-    Counts counts = CountsOf(stats);
-    Close(batch, &bench);
-    const double step = seconds / options.steps;
-    const double bytes = DeviceBytes(options, bench, batch);
-    const double device_ms = bytes / ceilings.read_bytes_per_second(bytes) * 1e3;
-    const double fetched = (counts.fetched - before.fetched) / options.steps;
-    const double chosen = counts.chosen - before.chosen;
-    BenchRecord record(context, "tiers");
-    record.Add("model", options.random_weights.substr(options.random_weights.rfind('/') + 1))
-        .Add("policy", options.policy)
-        .Add("residency", options.residency)
-        .Add("prefetch", int64_t{options.prefetch})
-        .Add("spare_slots", int64_t{options.spare_slots})
-        .Add("device_gb", options.device_gb)
-        .Add("context", int64_t{options.context})
-        .Add("batch", int64_t{batch})
-        .Add("reuse_asked", static_cast<double>(options.reuse))
-        .Add("ms_per_step", step * 1e3)
-        .Add("tokens_per_s", batch / step)
-        .Add("device_floor_ms", device_ms);
-    if (bench.tiered) {
-      record.Add("reuse", chosen > 0 ? (counts.reused - before.reused) / chosen : 0.0)
-          .Add("fetched_mb", fetched * page / 1e6)
-          .Add("link_floor_ms", fetched * page / link * 1e3)
-          .Add("link_gb_per_s", link / 1e9)
-          .Add("wait_ms", (counts.wait_ns - before.wait_ns) / options.steps / 1e6)
-          .Add("copy_ctas", int64_t{options.copy_ctas});
-    }
-    record.Print();
+    const double link = bench.tiered ? LinkBytesPerSecond(backend, bench, quota.max_ctas) : 0;
+    const Case about{context, options, ceilings, copy_ctas, link};
+    for (const int batch : options.batches) RunBatch(about, batch, &bench);
   }
   return true;
 }

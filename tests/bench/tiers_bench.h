@@ -20,7 +20,13 @@ struct TiersBenchOptions {
   int steps = 256;       // timed, after some that fill the slots
   float reuse = 0.8f;    // of chosen blocks; below 0: what scores choose
   int spare_slots = 0;
-  int copy_ctas = 4;
+  // Each is a run of all batches: a number, or "auto" within the bounds.
+  std::vector<std::string> copy_ctas = {"4"};
+  int copy_ctas_min = 1;
+  int copy_ctas_max = 8;
+  // Above 0: batches are the loads of one run, from their first steps on (those that fill the slots
+  // among them), and every so many steps are a record.
+  int window = 0;
   bool prefetch = true;
   std::string policy = "forecast";   // of all tokens: dense, sparse, forecast or infinigen
   std::string residency = "tiered";  // or device; auto: on the device, beside a host pool

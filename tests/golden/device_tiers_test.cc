@@ -195,6 +195,7 @@ TEST_P(DeviceTiersTest, InABatchOfMixedPolicies) {
   for (const bool run_ahead : {false, true}) {
     ModelDriverOptions options = Options();
     options.run_ahead = run_ahead;
+    options.copy_ctas = {.min_ctas = 1, .max_ctas = 8};
     ModelDriver batched(options);
     std::vector<ModelDriver::Sequence> sequences;
     for (int i = 0; i < batch; ++i) {

@@ -42,6 +42,7 @@ struct ModelDriverOptions {
   int max_top_k = 16;
   int num_slots = 16;  // of tiered sequences that select
   bool prefetch = true;
+  engine::CopyQuotaOptions copy_ctas = {};  // of the runner for devices
   int page_check = 1;
   int recall_every = 0;
   std::string forecast_heads = {};   // file; empty: none
