@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -77,15 +78,33 @@ int PriorityOf(Lane lane) {
   return least;
 }
 
-int SmsOrAll(int sms, int all) {
-  AUGUR_CHECK(sms >= 0 && sms <= all);
-  return sms == 0 ? all : sms;
-}
-
 int PriorityOfMain() {
   int least = 0, greatest = 0;
   AUGUR_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   return std::min(greatest + 2, least);
+}
+
+// Kernels of the lane that fetches stand above main's.
+void LowerAllButCopies(cudaGraph_t graph) {
+  size_t count = 0;
+  AUGUR_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  AUGUR_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    AUGUR_CUDA(cudaGraphNodeGetType(node, &type));
+    if (type != cudaGraphNodeTypeKernel) continue;
+    cudaLaunchAttributeValue value{};
+    AUGUR_CUDA(cudaGraphKernelNodeGetAttribute(node, cudaLaunchAttributePriority, &value));
+    if (value.priority == PriorityOf(Lane::kFetch)) continue;
+    value.priority = PriorityOfMain();
+    AUGUR_CUDA(cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributePriority, &value));
+  }
+}
+
+int SmsOrAll(int sms, int all) {
+  AUGUR_CHECK(sms >= 0 && sms <= all);
+  return sms == 0 ? all : sms;
 }
 
 }  // namespace
@@ -147,7 +166,8 @@ std::string CudaBackend::Describe() const {
   if (options_.attention_sms > 0) {
     text += ", attention " + std::to_string(options_.attention_sms) + " SMs";
   }
-  if (!options_.graph_priorities) text += ", graphs of one priority";
+  if (options_.graph_priorities == GraphPriorities::kCopies) text += ", copies first in graphs";
+  if (options_.graph_priorities == GraphPriorities::kLanes) text += ", lanes' priorities in graphs";
   return text;
 }
 
@@ -239,8 +259,9 @@ std::unique_ptr<StepGraph> CudaBackend::Record(const std::function<void(Backend*
   AUGUR_CUDA(cudaStreamEndCapture(stream_, &graph));
   // Nodes have the priority of the stream that they were captured on. Without the flag it counts
   // for nothing, and all of them run with that of the stream which launches the graph.
-  const unsigned long long flags =
-      options_.graph_priorities ? cudaGraphInstantiateFlagUseNodePriority : 0;
+  const bool none = options_.graph_priorities == GraphPriorities::kNone;
+  const unsigned long long flags = none ? 0 : cudaGraphInstantiateFlagUseNodePriority;
+  if (options_.graph_priorities == GraphPriorities::kCopies) LowerAllButCopies(graph);
   AUGUR_CUDA(cudaGraphInstantiate(&exec, graph, flags));
   AUGUR_CUDA(cudaGraphDestroy(graph));
   return std::make_unique<CudaGraph>(exec);

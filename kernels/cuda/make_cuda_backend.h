@@ -8,6 +8,13 @@
 
 namespace augur::kernels {
 
+// Which kernels of a recorded step have another priority than the order that launches it.
+enum class GraphPriorities {
+  kNone,
+  kCopies,  // those on Lane::kFetch, above the others
+  kLanes,   // all that are on lanes, each its lane's
+};
+
 struct CudaBackendOptions {
   int device = 0;
   int max_decode_rows = 256;  // of one call in Phase::kDecode: sizes scratch
@@ -15,9 +22,7 @@ struct CudaBackendOptions {
   // attention are planned for, so that CTAs which copy find theirs free; 0: all.
   int product_sms = 0;
   int attention_sms = 0;
-  // Kernels of a recorded step keep the priority of their lane; false: all have that of the order
-  // that launches it.
-  bool graph_priorities = true;
+  GraphPriorities graph_priorities = GraphPriorities::kNone;
 };
 
 // Null, with a line for the person at the console in *error: no driver, no such device, another

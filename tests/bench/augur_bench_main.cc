@@ -109,7 +109,7 @@ void AddBackendOptions(CLI::App* app, BenchBackendOptions* options) {
                   "that decode's products are planned for, beside copies on the others; 0: all");
   app->add_option("--attention-sms", options->attention_sms, "decode attention's CTAs; 0: all SMs");
   app->add_option("--graph-priorities", options->graph_priorities,
-                  "0: copies in a recorded step have no higher priority");
+                  "in recorded steps: none, copies (above all else) or lanes (each its own)");
 }
 
 int Main(int argc, char** argv) {

@@ -1,6 +1,7 @@
 #include "tests/bench/bench_backend.h"
 
 #include <cstdio>
+#include <optional>
 
 #include "kernels/check.h"
 #include "kernels/cpu/fma_peak.h"
@@ -11,14 +12,32 @@
 #include "tests/bench/linear_bench.h"
 
 namespace augur::bench {
+#ifdef AUGUR_HAS_CUDA
+namespace {
+
+std::optional<kernels::GraphPriorities> PrioritiesNamed(const std::string& name) {
+  if (name == "none") return kernels::GraphPriorities::kNone;
+  if (name == "copies") return kernels::GraphPriorities::kCopies;
+  if (name == "lanes") return kernels::GraphPriorities::kLanes;
+  return std::nullopt;
+}
+
+}  // namespace
+#endif
+
 std::unique_ptr<kernels::Backend> MakeBenchBackend(const BenchBackendOptions& options) {
   if (options.device == "cpu") return kernels::MakeCpuBackend({.num_threads = options.threads});
 #ifdef AUGUR_HAS_CUDA
   if (options.device == "cuda") {
+    const auto priorities = PrioritiesNamed(options.graph_priorities);
+    if (!priorities.has_value()) {
+      std::fprintf(stderr, "augur-bench: --graph-priorities: none, copies or lanes\n");
+      return nullptr;
+    }
     std::string error;
     auto backend = kernels::MakeCudaBackend({.product_sms = options.product_sms,
                                              .attention_sms = options.attention_sms,
-                                             .graph_priorities = options.graph_priorities},
+                                             .graph_priorities = *priorities},
                                             &error);
     if (backend == nullptr) std::fprintf(stderr, "augur-bench: %s\n", error.c_str());
     return backend;

@@ -16,7 +16,7 @@ struct BenchBackendOptions {
   // As kernels::CudaBackendOptions has them.
   int product_sms = 0;
   int attention_sms = 0;
-  bool graph_priorities = true;
+  std::string graph_priorities = "none";  // or copies, lanes
 };
 
 // Null, with a line on stderr, where it is not to be had.
