@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -28,6 +29,7 @@ constexpr int kPatternThreads = 256;
 constexpr int kPagesOfBatch = 4096;
 constexpr int kMinPageBytes = 1024;  // of a case: sizes the list
 constexpr int kSpotChecks = 16;      // pages that the host compares, too
+constexpr int kScatterCtas = 16;     // of a gather on the host: from device memory to device memory
 constexpr int kNothing = 0x5a;       // what the device's pages hold before a copy
 
 // The content of word `index` of a source: no two words near each other are alike.
@@ -134,6 +136,25 @@ class DeviceMemory {
   void* data_ = nullptr;
 };
 
+class HostMemory {
+ public:
+  explicit HostMemory(size_t bytes) { AUGUR_CUDA(cudaMallocHost(&data_, bytes)); }
+  ~HostMemory() { cudaFreeHost(data_); }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // A point in time of a stream.
 class Mark {
  public:
@@ -164,9 +185,13 @@ class CudaTransferProbe final : public TransferProbe {
     return static_cast<double>(options_.read_bytes) * kReadPasses / read_seconds_;
   }
   TransferResult Run(const TransferCase& transfer) override;
+  GatherResult RunGather(const GatherCase& gather) override;
 
  private:
-  void MakeList(const TransferCase& transfer);
+  void MakeList(const TransferCase& transfer, size_t num_pages);
+  void UploadList(const std::vector<PageCopy>& list, const DeviceMemory& to);
+  void ScatterPlaces();
+  GatherResult GatherByHost(const GatherCase& gather, const TransferCase& transfer);
   void Fill(void* data, size_t bytes, uint64_t salt);
   void Prepare(const TransferCase& transfer);
   PageCopyParams Params(const TransferCase& transfer) const;
@@ -191,6 +216,7 @@ class CudaTransferProbe final : public TransferProbe {
   DeviceMemory read_;   // read_bytes
   DeviceMemory sink_;   // what the reading kernel never writes
   DeviceMemory list_;   // of a case, of the smallest pages: 16 bytes each
+  DeviceMemory scatter_list_;
   DeviceMemory list_length_;
   DeviceMemory wrong_;
   std::vector<PageCopy> host_list_;
@@ -219,6 +245,7 @@ bool CudaTransferProbe::Start(std::string* error) {
   if (!pages_.Allocate(options_.copied_bytes) || !read_.Allocate(options_.read_bytes) ||
       !sink_.Allocate(sizeof(uint4)) || !list_length_.Allocate(sizeof(int32_t)) ||
       !list_.Allocate(options_.copied_bytes / kMinPageBytes * sizeof(PageCopy)) ||
+      !scatter_list_.Allocate(options_.copied_bytes / kMinPageBytes * sizeof(PageCopy)) ||
       !wrong_.Allocate(sizeof(unsigned long long))) {
     *error = name_ + ": not enough memory for the probe";
     return false;
@@ -245,9 +272,8 @@ PageCopyParams CudaTransferProbe::Params(const TransferCase& transfer) const {
 
 // Pages of the region at random places, no place twice (two copies to one place would be a race);
 // for kWhole one after another. The device's are one after another.
-void CudaTransferProbe::MakeList(const TransferCase& transfer) {
+void CudaTransferProbe::MakeList(const TransferCase& transfer, size_t num_pages) {
   const size_t page_bytes = static_cast<size_t>(transfer.page_bytes);
-  const size_t num_pages = options_.copied_bytes / page_bytes;
   std::vector<uint32_t> places(options_.region_bytes / page_bytes);
   std::iota(places.begin(), places.end(), 0u);
   host_list_.resize(num_pages);
@@ -261,9 +287,13 @@ void CudaTransferProbe::MakeList(const TransferCase& transfer) {
     host_list_[i] =
         to_device ? PageCopy{.from = host, .to = device} : PageCopy{.from = device, .to = host};
   }
-  const int32_t length = static_cast<int32_t>(num_pages);
+  UploadList(host_list_, list_);
+}
+
+void CudaTransferProbe::UploadList(const std::vector<PageCopy>& list, const DeviceMemory& to) {
+  const int32_t length = static_cast<int32_t>(list.size());
   // On the stream that reads them: another's copy may still be on its way when the call returns.
-  AUGUR_CUDA(cudaMemcpyAsync(list_.as<void>(), host_list_.data(), num_pages * sizeof(PageCopy),
+  AUGUR_CUDA(cudaMemcpyAsync(to.as<void>(), list.data(), list.size() * sizeof(PageCopy),
                              cudaMemcpyHostToDevice, copies_));
   AUGUR_CUDA(cudaMemcpyAsync(list_length_.as<void>(), &length, sizeof length,
                              cudaMemcpyHostToDevice, copies_));
@@ -454,7 +484,7 @@ TransferResult CudaTransferProbe::Run(const TransferCase& transfer) {
   AUGUR_CHECK(options_.copied_bytes % static_cast<size_t>(transfer.page_bytes) == 0);
   AUGUR_CHECK(transfer.quota > 0);
   AUGUR_CUDA(cudaSetDevice(options_.device));
-  MakeList(transfer);
+  MakeList(transfer, options_.copied_bytes / static_cast<size_t>(transfer.page_bytes));
   Prepare(transfer);
   TransferResult result;
   result.bytes_per_second = static_cast<double>(options_.copied_bytes) / CopyAlone(transfer);
@@ -467,6 +497,82 @@ TransferResult CudaTransferProbe::Run(const TransferCase& transfer) {
   }
   result.correct = Check(transfer);
   return result;
+}
+
+// The device's places of the list in random order.
+void CudaTransferProbe::ScatterPlaces() {
+  for (size_t i = 0; i + 1 < host_list_.size(); ++i) {
+    std::swap(host_list_[i].to, host_list_[i + random_() % (host_list_.size() - i)].to);
+  }
+  UploadList(host_list_, list_);
+}
+
+GatherResult CudaTransferProbe::RunGather(const GatherCase& gather) {
+  const size_t bytes = static_cast<size_t>(gather.num_pages) * gather.page_bytes;
+  AUGUR_CHECK(gather.num_pages > 0 && gather.page_bytes >= kMinPageBytes &&
+              gather.page_bytes % 16 == 0 && gather.quota > 0);
+  AUGUR_CHECK(bytes <= options_.copied_bytes && bytes <= options_.read_bytes / 2);
+  AUGUR_CUDA(cudaSetDevice(options_.device));
+  const TransferCase transfer{.method = TransferMethod::kBulk,
+                              .direction = TransferDirection::kToDevice,
+                              .page_bytes = gather.page_bytes,
+                              .quota = gather.quota};
+  MakeList(transfer, static_cast<size_t>(gather.num_pages));
+  ScatterPlaces();
+  Prepare(transfer);
+  GatherResult result;
+  if (gather.by_host) {
+    result = GatherByHost(gather, transfer);
+  } else {
+    std::vector<double> seconds;
+    for (int run = 0; run <= options_.repeats; ++run) {
+      const auto begin = std::chrono::steady_clock::now();
+      Issue(transfer);
+      AUGUR_CUDA(cudaStreamSynchronize(copies_));
+      if (run > 0) seconds.push_back(SecondsSince(begin));
+    }
+    result.seconds = Median(std::move(seconds));
+  }
+  result.correct = Check(transfer);
+  return result;
+}
+
+GatherResult CudaTransferProbe::GatherByHost(const GatherCase& gather,
+                                             const TransferCase& transfer) {
+  const size_t page_bytes = static_cast<size_t>(gather.page_bytes);
+  const size_t list_bytes = host_list_.size() * sizeof(PageCopy);
+  // What the reading kernel reads may hold anything.
+  std::byte* const landing = read_.as<std::byte>();
+  std::vector<PageCopy> scatter(host_list_.size());
+  for (size_t i = 0; i < scatter.size(); ++i) {
+    scatter[i] = {.from = landing + i * page_bytes, .to = host_list_[i].to};
+  }
+  UploadList(scatter, scatter_list_);
+  PageCopyParams scatter_params = Params(transfer);
+  scatter_params.pages = scatter_list_.as<PageCopy>();
+  scatter_params.quota = kScatterCtas;
+  const HostMemory list(list_bytes), buffer(host_list_.size() * page_bytes);
+  std::vector<double> all, until_list, gathering;
+  for (int run = 0; run <= options_.repeats; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    AUGUR_CUDA(cudaMemcpyAsync(list.as<void>(), list_.as<void>(), list_bytes,
+                               cudaMemcpyDeviceToHost, copies_));
+    AUGUR_CUDA(cudaStreamSynchronize(copies_));
+    const double listed = SecondsSince(begin);
+    gather.by_host(list.as<PageCopy>(), buffer.as<std::byte>());
+    const double gathered = SecondsSince(begin);
+    AUGUR_CUDA(cudaMemcpyAsync(landing, buffer.as<void>(), host_list_.size() * page_bytes,
+                               cudaMemcpyHostToDevice, copies_));
+    CopyPages(scatter_params, copies_);
+    AUGUR_CUDA(cudaStreamSynchronize(copies_));
+    if (run == 0) continue;
+    all.push_back(SecondsSince(begin));
+    until_list.push_back(listed);
+    gathering.push_back(gathered - listed);
+  }
+  return {.seconds = Median(std::move(all)),
+          .list_seconds = Median(std::move(until_list)),
+          .gather_seconds = Median(std::move(gathering))};
 }
 
 }  // namespace

@@ -1,14 +1,17 @@
 // Measures ways of moving pages between pinned host memory and the device, alone and beside a
 // kernel that is bound by the device's memory, for augur-bench. No CUDA headers needed here.
 //
-// Thread: one at a time. Ownership: all of its memory (region_bytes pinned; copied_bytes and
-// read_bytes on the device), until it is destroyed. Failure: Create's error line; a device that
-// breaks later as device_failure.h.
+// Thread: one at a time. Ownership: all of its memory (region_bytes pinned, and as much as a gather
+// takes; copied_bytes and read_bytes on the device), until it is destroyed. Failure: Create's error
+// line; a device that breaks later as device_failure.h.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+
+#include "kernels/ops/page_copy.h"
 
 namespace augur::kernels {
 
@@ -61,6 +64,28 @@ struct TransferResult {
   double overlap = 0;  // share of the reading's time in which the copy ran: should be 1
 };
 
+// Pages at random places of the region to random places of the device, which a list in device
+// memory names, as a layer's choice leaves it.
+struct GatherCase {
+  int num_pages = 1024;
+  int page_bytes = 32 * 1024;
+  int quota = 4;  // CTAs of CopyPages
+  // Null: the device gathers by the list. Otherwise the form that InfiniGen was published with: the
+  // host fetches the list and copies the pages one after another into one pinned buffer, which this
+  // does; one copy moves it, and the device scatters it.
+  std::function<void(const PageCopy* pages, std::byte* buffer)> by_host = {};
+};
+
+// Medians by the host's clock, from the list's being in device memory until every page is in its
+// place and the host knows.
+struct GatherResult {
+  bool correct = false;
+  double seconds = 0;
+  // Of them, by_host: until the host has the list, and its gathering.
+  double list_seconds = 0;
+  double gather_seconds = 0;
+};
+
 class TransferProbe {
  public:
   // Null, with a line for the person at the console in *error.
@@ -72,6 +97,8 @@ class TransferProbe {
   // Of the reading kernel alone, with the full grid.
   virtual double ReadBytesPerSecond() const = 0;
   virtual TransferResult Run(const TransferCase& transfer) = 0;
+  // num_pages * page_bytes: at most half of read_bytes, and copied_bytes.
+  virtual GatherResult RunGather(const GatherCase& gather) = 0;
 };
 
 }  // namespace augur::kernels

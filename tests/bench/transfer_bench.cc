@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 
 #ifdef AUGUR_HAS_CUDA
+#include "kernels/cpu/thread_pool.h"
 #include "kernels/cuda/transfer_probe.h"
 #endif
 
@@ -23,6 +25,15 @@ CLI::App* AddTransferCommand(CLI::App* app, TransferBenchOptions* options) {
   command->add_option("--quotas", options->quotas, "CTAs that copy")
       ->delimiter(',')
       ->check(CLI::Range(1, 128));
+  command
+      ->add_option("--gather", options->gather, "cpu: only the host's gather beside the device's")
+      ->check(CLI::IsMember({"cpu"}));
+  command->add_option("--gather-threads", options->gather_threads, "of the host")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 256));
+  command->add_option("--gather-pages", options->gather_pages, "of 32 KiB, in a gather")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 16384));
   return command;
 }
 
@@ -156,6 +167,50 @@ bool RunDirection(const BenchContext& context, const TransferBenchOptions& optio
   return correct;
 }
 
+// The device's gather of as many pages first, which the others are compared with.
+bool RunGathers(const BenchContext& context, const TransferBenchOptions& options,
+                TransferProbe* probe) {
+  bool correct = true;
+  for (const int pages : options.gather_pages) {
+    double device_seconds = 0;
+    std::vector<int> cases = options.gather_threads;
+    cases.insert(cases.begin(), 0);
+    for (const int threads : cases) {
+      kernels::GatherCase gather{
+          .num_pages = pages, .page_bytes = kHeldPageBytes, .quota = kHeldQuota};
+      kernels::ThreadPool pool(std::max(threads, 1));
+      if (threads > 0) {
+        gather.by_host = [&](const kernels::PageCopy* from, std::byte* buffer) {
+          pool.ParallelFor(pages, [&](int page, int) {
+            std::memcpy(buffer + size_t(page) * kHeldPageBytes, from[page].from, kHeldPageBytes);
+          });
+        };
+      }
+      const kernels::GatherResult result = probe->RunGather(gather);
+      if (threads == 0) device_seconds = result.seconds;
+      correct &= result.correct;
+      const double bytes = static_cast<double>(pages) * kHeldPageBytes;
+      BenchRecord record(context, "gather");
+      record.Add("by", std::string(threads == 0 ? "device" : "cpu (as published InfiniGen)"))
+          .Add("pages", int64_t{pages})
+          .Add("page_bytes", int64_t{kHeldPageBytes})
+          .Add("host_threads", int64_t{threads})
+          .Add("correct", int64_t{result.correct})
+          .Add("us", result.seconds * 1e6)
+          .Add("gb_per_s", bytes / result.seconds / 1e9)
+          .Add("of_device_time", result.seconds / device_seconds);
+      if (threads > 0) {
+        record.Add("list_us", result.list_seconds * 1e6)
+            .Add("gather_us", result.gather_seconds * 1e6)
+            .Add("gather_gb_per_s", bytes / result.gather_seconds / 1e9);
+      }
+      record.Print();
+    }
+  }
+  if (!correct) std::fprintf(stderr, "transfers: a gather left wrong bytes\n");
+  return correct;
+}
+
 }  // namespace
 
 bool RunTransferBench(const BenchContext& context, const TransferBenchOptions& options) {
@@ -172,6 +227,7 @@ bool RunTransferBench(const BenchContext& context, const TransferBenchOptions& o
   }
   BenchContext of_device = context;
   of_device.backend = probe->Describe();
+  if (!options.gather.empty()) return RunGathers(of_device, options, probe.get());
   BenchRecord(of_device, "read").Add("gb_per_s", probe->ReadBytesPerSecond() / 1e9).Print();
   bool correct = true;
   for (const auto direction : {TransferDirection::kToDevice, TransferDirection::kToHost}) {

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tests/bench/bench_record.h"
@@ -16,6 +17,12 @@ struct TransferBenchOptions {
   bool huge_pages = false;
   std::vector<int> page_kib = {4, 16, 32, 64};
   std::vector<int> quotas = {1, 2, 4, 8, 16, 32};
+  // "cpu": instead of all else the gather on the host that InfiniGen was published with (threads,
+  // one pinned buffer, one copy, a scatter) beside the device's own by list, at the same bytes.
+  // Only here: Augur's infinigen gathers on the device.
+  std::string gather;
+  std::vector<int> gather_threads = {1, 4, 8, 16};
+  std::vector<int> gather_pages = {64, 256, 1024, 4096, 16384};  // of 32 KiB
 };
 
 CLI::App* AddTransferCommand(CLI::App* app, TransferBenchOptions* options);
