@@ -85,6 +85,10 @@ absl::Status DeviceAttention::Allocate() {
   const std::vector<int64_t> never(2 * layers);
   backend_->Copy(stamps_.data(), never.data(), never.size() * sizeof(never[0]));
   backend_->Copy(granted_.data(), &options_.copy_ctas, sizeof(int32_t));
+  const int32_t no_copies = 0;
+  for (Selection& selection : selections_) {
+    backend_->Copy(selection.num_copies.data(), &no_copies, sizeof(no_copies));
+  }
   if (has_infinigen()) UploadBasis();
   backend_->Synchronize();
   return absl::OkStatus();
@@ -99,14 +103,26 @@ void DeviceAttention::RunAhead(Backend* backend, int layer) {
   if (chooses) select->Follow(backend);
   if (ChoosesAhead(layer)) {
     if (calls_.tiered) backend->Stamp({.at_ns = stamps_.data() + 2 * layer});
-    backend->Follow(calls_.tiered ? fetch : select);
+    if (!calls_.tiered || Lacks(OrderingEdge::kCopyBeforeRead)) {
+      backend->Follow(select);
+    } else {
+      backend->Follow(fetch);
+    }
+    if (Lacks(OrderingEdge::kListBeforeCopy)) backend->Follow(select);
   }
   if (!chooses) return;
   SelectForetold(select, main_, next, nullptr);
+  Delay(select, OrderingEdge::kListBeforeCopy);
   Place(select, kAhead, main_.place[kAhead], next, next * tables_->lists_layer());
   if (!calls_.tiered) return;
-  fetch->Follow(select);
+  fetch->Follow(Lacks(OrderingEdge::kListBeforeCopy) ? backend : select);
   FetchPlaced(fetch, next);
+}
+
+void DeviceAttention::Delay(Backend* backend, OrderingEdge edge) {
+  if (DelayOf(edge) == 0) return;
+  constexpr int kAnyBytes = 16;  // no page is copied
+  backend->CopyPages({.page_bytes = kAnyBytes, .quota = 1, .delay_ns = DelayOf(edge)});
 }
 
 // Of rows that choose in their layer: main waits for the copies.
@@ -120,12 +136,14 @@ void DeviceAttention::FetchNow(Backend* backend, int layer) {
 }
 
 void DeviceAttention::FetchPlaced(Backend* fetch, int layer) {
-  Selection& selection = selections_[layer % 2];
-  fetch->CopyPages({.pages = selection.copies.data(),
-                    .num_pages = selection.num_copies.data(),
-                    .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
-                    .quota = copy_ctas_,
-                    .granted = granted_.data()});
+  Selection& selection = SelectionOf(layer);
+  fetch->CopyPages(
+      {.pages = selection.copies.data(),
+       .num_pages = selection.num_copies.data(),
+       .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+       .quota = copy_ctas_,
+       .granted = granted_.data(),
+       .delay_ns = DelayOf(OrderingEdge::kCopyBeforeRead) + DelayOf(OrderingEdge::kTwoLists)});
   fetch->Stamp({.at_ns = stamps_.data() + 2 * layer + 1});
 }
 
@@ -143,6 +161,10 @@ void DeviceAttention::BeginStep(Backend* backend) {
 }
 
 void DeviceAttention::EndStep(Backend* backend) {
+  // A recorded step has its lanes back in the end.
+  if (Lacks(OrderingEdge::kCopyBeforeRead) && calls_.tiered && ChoosesAhead(1)) {
+    backend->Follow(backend->OnLane(Lane::kFetch));
+  }
   if (calls_.tiered) backend->Stamp({.at_ns = stamps_.data() + 1});
 }
 
@@ -209,6 +231,7 @@ void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* atten
     // Resident or staged, the row reads its blocks where the lists lead.
     PlaceInPlace(time, group.place[time], layer, offset);
   }
+  Delay(backend_, OrderingEdge::kReadBeforeHistory);
   Attend(backend_, group, layer, offset, qkv, attended);
   if (layer == 0) return;
   if (group.returns_tail) return ReturnTail(index, layer);
@@ -221,8 +244,12 @@ void DeviceAttention::RunStaged(size_t index, int layer, float* qkv, void* atten
 void DeviceAttention::StartHistory(size_t index, int layer) {
   const Group& group = staged_[index];
   Backend* const fetch = backend_->OnLane(Lane::kFetch);
-  fetch->Follow(backend_);
-  fetch->Follow(backend_->OnLane(Lane::kSpill));
+  // The writes have followed the attention: without its own edge it would have theirs.
+  const bool behind_reads = !Lacks(OrderingEdge::kReadBeforeHistory);
+  if (behind_reads) fetch->Follow(backend_);
+  if (behind_reads && !Lacks(OrderingEdge::kSpillBeforeHistory)) {
+    fetch->Follow(backend_->OnLane(Lane::kSpill));
+  }
   if (group.history_blocks == 0) return;
   const int64_t half = stage_ % 2;
   fetch->ListPageCopies({.segments = arrays_.histories + index,
@@ -240,7 +267,7 @@ void DeviceAttention::StartHistory(size_t index, int layer) {
 
 void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offset) {
   if (group.end.count == 0) return;
-  Selection& selection = selections_[layer % 2];
+  Selection& selection = SelectionOf(layer);
   const size_t list = size_t(group.end_list) * options_.num_kv_heads;
   const bool listed = group.end_list >= 0;
   backend_->PlaceBlocks(
@@ -297,7 +324,9 @@ void DeviceAttention::SpillStaged(size_t index, int layer) {
   spill->CopyPages({.pages = spill_copies_[list].data(),
                     .known_pages = group.num_spilled * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
-                    .quota = transfers_->ctas()});
+                    .quota = transfers_->ctas(),
+                    .delay_ns = DelayOf(OrderingEdge::kSpillBeforeHistory) +
+                                DelayOf(OrderingEdge::kWriteBeforeFetch)});
 }
 
 void DeviceAttention::Append(Backend* backend, const Group& group, int layer, int64_t offset,
@@ -374,7 +403,7 @@ void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* seg
                              int num_segments, PhaseIndex phase, int layer,
                              kernels::SelectBlocksParams scores) {
   if (num_segments == 0) return;
-  Selection& selection = selections_[layer % 2];
+  Selection& selection = SelectionOf(layer);
   scores.segments = segments;
   scores.num_segments = num_segments;
   scores.num_kv_heads = options_.num_kv_heads;
@@ -400,7 +429,7 @@ void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* seg
 
 void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer, int64_t offset) {
   if (range.count == 0) return;
-  Selection& selection = selections_[layer % 2];
+  Selection& selection = SelectionOf(layer);
   const bool tiered = calls_.tiered && layer > 0;
   const auto& segments = layer == 0 ? arrays_.place_first : arrays_.place;
   backend->PlaceBlocks({.segments = segments[time] + range.first,
@@ -421,7 +450,7 @@ void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer,
 // Of generated rows among staged ones: as in layer 0, whatever the layer.
 void DeviceAttention::PlaceInPlace(Time time, Range range, int layer, int64_t offset) {
   if (range.count == 0) return;
-  Selection& selection = selections_[layer % 2];
+  Selection& selection = SelectionOf(layer);
   backend_->PlaceBlocks({.segments = arrays_.place_first[time] + range.first,
                          .num_segments = range.count,
                          .num_kv_heads = options_.num_kv_heads,

@@ -35,6 +35,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
+#include "engine/attention/ordering_fault.h"
 #include "engine/model/infinigen_basis.h"
 #include "engine/model/rope_tables.h"
 #include "engine/model/sequence_tables.h"
@@ -62,6 +63,7 @@ struct DeviceAttentionOptions {
   int copy_ctas = 4;  // that fetch, at most: granted_ctas says how many of them do
   // For benches: tokens choose at random with this re-use, scores or not; below 0: no.
   float driven_reuse = -1.0f;
+  OrderingFault ordering = {};  // for tests
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
   float attention_scale = 1.0f;
   RopeAngles rope = {};
@@ -243,6 +245,12 @@ class DeviceAttention {
   static Time TimeOf(Rule rule) { return rule == kSparseRule ? kInTime : kAhead; }
   // Of what a segment that read everything leaves in its slots.
   int end_stride() const { return std::max(stride_, tables_->options().max_slots); }
+  bool Lacks(OrderingEdge edge) const { return options_.ordering.missing == edge; }
+  int64_t DelayOf(OrderingEdge edge) const { return options_.ordering.DelayOf(edge); }
+  void Delay(kernels::Backend* backend, OrderingEdge edge);
+  Selection& SelectionOf(int layer) {
+    return selections_[Lacks(OrderingEdge::kTwoLists) ? 0 : layer % 2];
+  }
   size_t list_at(int row) const { return size_t(row) * options_.num_kv_heads * stride_; }
 
   kernels::AppendSegment AppendOf(const AttentionPiece& piece);

@@ -126,7 +126,7 @@ kernels::PlaceSegment DeviceAttention::PlaceOf(const AttentionPiece& piece, bool
 }
 
 kernels::AttentionSegment DeviceAttention::ChosenOf(const AttentionPiece& piece, int parity) {
-  Selection& selection = selections_[parity];
+  Selection& selection = SelectionOf(parity);
   const size_t at = list_at(piece.rows.first_row);
   return {.rows = piece.rows,
           .pages = selection.pages.data() + at,
@@ -213,8 +213,8 @@ void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
   AUGUR_CHECK(rule != kInfinigenRule);
   lists_.select[rule].push_back(SelectOf(piece, rule));
   for (int parity = 0; parity < 2; ++parity) {
-    attend.choices = selections_[parity].blocks.data();
-    attend.choice_counts = selections_[parity].counts.data();
+    attend.choices = SelectionOf(parity).blocks.data();
+    attend.choice_counts = SelectionOf(parity).counts.data();
     attend.choice_stride = stride_;
     lists_.choosing[parity].push_back(attend);
   }

@@ -126,6 +126,7 @@ absl::Status DeviceRunner::CreateAttention() {
                                .prefetch = options_.prefetch,
                                .copy_ctas = options_.copy_ctas.max_ctas,
                                .driven_reuse = options_.driven_reuse,
+                               .ordering = options_.ordering,
                                .row_stride = layers_->qkv_stride(),
                                .attention_scale = config_.attention_scale(),
                                .rope = layers_->rope(),
@@ -382,10 +383,11 @@ int DeviceRunner::Prepare(const StepSegment& segment, const Segment& rows, bool 
     const bool on_edge = rows.first_position % kBlockTokens == 0;
     return tables_->Prepare(*kv, EndBlock(rows), on_edge ? CompleteBlocks(rows) : first);
   }
-  WaitForWrites(kv, first, segment.attention->budget.local);
+  const bool in_order = options_.ordering.missing != OrderingEdge::kWriteBeforeFetch;
+  if (in_order) WaitForWrites(kv, first, segment.attention->budget.local);
   // The window that crosses into this block reads the one before, which its prompt's last chunk may
   // still be writing to the host page that the lists lead to.
-  if (tables_->OnHost(kv->id) > kv->landed_everywhere()) {
+  if (in_order && tables_->OnHost(kv->id) > kv->landed_everywhere()) {
     backend_->Follow(backend_->OnLane(kernels::Lane::kSpill));
   }
   return tables_->Prepare(*kv, EndBlock(rows), kv->landed_everywhere());

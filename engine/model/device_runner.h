@@ -62,6 +62,7 @@ struct DeviceRunnerOptions {
   bool prefetch = true;
   CopyQuotaOptions copy_ctas = {};  // that fetch pages in a step
   float driven_reuse = -1.0f;       // see DeviceAttentionOptions
+  OrderingFault ordering = {};      // for tests
 };
 
 // A decode-only step of `rows` sequences runs as one of this many; all up to max_segments have a

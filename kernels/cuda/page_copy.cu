@@ -28,6 +28,15 @@ __device__ inline void InitBarrier(uint64_t* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
+__device__ void Delay(int64_t delay_ns) {
+  int64_t begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < delay_ns);
+}
+
 // Makes the barriers known to the bulk copies, which are another proxy.
 __device__ inline void FenceBarriers() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -142,6 +151,7 @@ __global__ void __launch_bounds__(kWarp)
     return;
   }
   WaitForPreviousAlone();
+  if (params.delay_ns > 0) Delay(params.delay_ns);
   extern __shared__ __align__(128) std::byte ring[];  // [stages][piece_bytes]
   __shared__ __align__(8) uint64_t loaded[kMaxStages];
   __shared__ Landing landings[kMaxStages];  // lane 0's own

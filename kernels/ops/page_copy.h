@@ -27,6 +27,7 @@ struct PageCopyParams {
   // all. Fixed from where the recorded step begins (elsewhere: the last Follow before the copy) to
   // where it ends: CTAs that are not granted leave without waiting for anything.
   const int32_t* granted = nullptr;
+  int64_t delay_ns = 0;  // for tests of orders, on a device: each CTA begins so much later
 };
 
 }  // namespace augur::kernels

@@ -232,5 +232,93 @@ TEST_P(DeviceTiersTest, InABatchOfMixedPolicies) {
   }
 }
 
+// One edge of the order after another is left out, while what it orders comes late: the answers are
+// no longer the resident ones. With all edges they are, however late.
+TEST_P(DeviceTiersTest, EveryMissingEdgeOfTheOrderShows) {
+  using enum OrderingEdge;
+  const bool on_device = GetParam() == DriverBackend::kCuda;
+  const std::vector<int32_t> prompt = Prompt(on_device ? kPrompt : 600);
+  const int decodes = on_device ? 24 : 4;
+  const AttentionChoice choice = Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast);
+  ModelDriver resident(Options());
+  const Logits expected = resident.Complete(prompt, 4096, decodes, choice);
+  for (const OrderingEdge edge : {kListBeforeCopy, kCopyBeforeRead, kTwoLists, kReadBeforeHistory,
+                                  kSpillBeforeHistory, kWriteBeforeFetch}) {
+    for (const OrderingEdge missing : {kNone, edge}) {
+      // The CPU computes one op after another, in the order in which they are called.
+      const bool in_order = missing == kNone || (!on_device && edge != kTwoLists);
+      if (!on_device && (missing == kNone || kernels::kSanitized)) continue;
+      SCOPED_TRACE(testing::Message() << "edge " << static_cast<int>(edge)
+                                      << (missing == kNone ? " kept" : " missing"));
+      ModelDriverOptions options = Options();
+      options.ordering = {.missing = missing,
+                          .delayed = edge,
+                          .delay_ns = edge == kWriteBeforeFetch ? 20'000'000 : 500'000};
+      ModelDriver tiered(options);
+      // A prompt in one piece has nothing on the host but what its last step writes.
+      const int chunk = edge == kWriteBeforeFetch ? 4096 : 256;
+      const Logits found = tiered.Complete(prompt, chunk, decodes, choice, Residency::kTiered);
+      if (in_order) {
+        ExpectSameLogits(found, expected);
+        continue;
+      }
+      size_t same = 0;
+      for (size_t i = 0; i < found.size(); ++i) same += SameBits(found[i], expected[i]) ? 1 : 0;
+      EXPECT_LT(same, found.size());
+    }
+  }
+}
+
+// The next rows of every sequence: 128 of its prompt, or one; whoever has none left draws a token.
+void StepAll(ModelDriver* driver, std::vector<ModelDriver::Sequence>* sequences) {
+  std::vector<ModelDriver::Part> parts;
+  for (ModelDriver::Sequence& sequence : *sequences) {
+    const int missing = static_cast<int>(sequence.tokens.size()) - sequence.computed;
+    parts.push_back({&sequence, std::min(missing, 128)});
+  }
+  driver->Step(parts);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    ModelDriver::Sequence& sequence = (*sequences)[i];
+    if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
+    sequence.tokens.push_back(driver->sampled()[i]);
+  }
+}
+
+// Pages move by the ten thousand under a full batch that runs ahead, while the number of CTAs that
+// copy changes: every token is the resident one.
+TEST_P(DeviceTiersTest, ManyMovesUnderLoadChangeNothing) {
+  const bool on_device = GetParam() == DriverBackend::kCuda;
+  const uint64_t moves = on_device ? 100'000 : kernels::kSanitized ? 100 : 1'000;
+  const int batch = on_device ? 16 : 3;
+  constexpr int kRoom = 2000;
+  const AttentionChoice choices[] = {Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast),
+                                     Choice(AttentionPolicy::kSparse, AttentionPolicy::kSparse)};
+  ModelDriverOptions options = Options();
+  options.run_ahead = true;
+  options.copy_ctas = {.min_ctas = 1, .max_ctas = 8};
+  ModelDriver tiered(options), resident(options);
+  std::vector<ModelDriver::Sequence> moving, staying;
+  for (int i = 0; i < batch; ++i) {
+    const std::vector<int32_t> prompt = Prompt(640 + 20 * i, 300 + i);
+    moving.push_back(tiered.Start(prompt, kRoom, choices[i % 2], Residency::kTiered));
+    staying.push_back(resident.Start(prompt, kRoom, choices[i % 2]));
+  }
+  const memory::ResidencyStats& stats = *tiered.kv().stats();
+  uint64_t moved = 0;
+  for (int step = 0; moved < moves && step + 1 < kRoom; ++step) {
+    StepAll(&tiered, &moving);
+    StepAll(&resident, &staying);
+    for (int i = 0; i < batch; ++i) {
+      ASSERT_EQ(moving[i].tokens.back(), staying[i].tokens.back())
+          << "sequence " << i << " step " << step;
+    }
+    moved = 0;
+    for (int layer = 0; layer < stats.num_layers; ++layer) {
+      moved += stats.layers[layer].fetched_blocks;
+    }
+  }
+  EXPECT_GE(moved, moves);
+}
+
 }  // namespace
 }  // namespace augur::engine

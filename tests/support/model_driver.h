@@ -43,6 +43,7 @@ struct ModelDriverOptions {
   int num_slots = 16;  // of tiered sequences that select
   bool prefetch = true;
   engine::CopyQuotaOptions copy_ctas = {};  // of the runner for devices
+  engine::OrderingFault ordering = {};      // likewise
   int page_check = 1;
   int recall_every = 0;
   std::string forecast_heads = {};   // file; empty: none
