@@ -11,6 +11,16 @@
 namespace augur::loadtest {
 namespace {
 
+constexpr auto kCountedWithin = std::chrono::seconds(1);
+constexpr auto kLookAgain = std::chrono::milliseconds(20);
+
+double OpenStreams(const std::vector<PrometheusSample>& page) {
+  for (const PrometheusSample& sample : page) {
+    if (sample.name == "augur_open_streams") return sample.value;
+  }
+  return 0;
+}
+
 bool IsWatched(const PrometheusSample& sample) {
   const std::string& name = sample.name;
   return (absl::StartsWith(name, "augur_") || absl::StartsWith(name, "vllm:")) &&
@@ -143,6 +153,7 @@ absl::Status DaemonWatch::Begin() {
   const auto page = ScrapeMetrics(address_);
   if (!page.ok()) return page.status();
   summary_.Add(*page);
+  open_at_first_ = OpenStreams(*page);
   thread_ = std::thread([this] { Watch(); });
   return absl::OkStatus();
 }
@@ -153,13 +164,23 @@ void DaemonWatch::Watch() {
   for (bool ending = false; !ending;) {
     ending = wake_.wait_for(lock, interval, [this] { return ending_; });
     lock.unlock();
-    const auto page = ScrapeMetrics(address_);
+    const auto page = ending ? LastPage() : ScrapeMetrics(address_);
     if (page.ok()) {
       summary_.Add(*page);
     } else {
       summary_.Miss();
     }
     lock.lock();
+  }
+}
+
+absl::StatusOr<std::vector<PrometheusSample>> DaemonWatch::LastPage() const {
+  const auto limit = std::chrono::steady_clock::now() + kCountedWithin;
+  for (;;) {
+    auto page = ScrapeMetrics(address_);
+    if (!page.ok() || OpenStreams(*page) <= open_at_first_) return page;
+    if (std::chrono::steady_clock::now() >= limit) return page;
+    std::this_thread::sleep_for(kLookAgain);
   }
 }
 

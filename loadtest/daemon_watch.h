@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "loadtest/prometheus_text.h"
 
 namespace augur::loadtest {
@@ -89,14 +90,17 @@ class DaemonWatch {
 
   // Takes the first page, then one each interval.
   absl::Status Begin();
-  // Takes the last page.
+  // Takes the last page. A stream is over for the daemon, and counted, a moment after its client
+  // has the status: looks again, for a second at most, while more are open than at the first page.
   DaemonFigures Finish();
 
  private:
   void Watch();
+  absl::StatusOr<std::vector<PrometheusSample>> LastPage() const;
 
   const std::string address_;
   const double interval_s_;
+  double open_at_first_ = 0;  // streams
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ending_ = false;  // under mutex_

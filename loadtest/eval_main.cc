@@ -86,7 +86,7 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "YAML whose keys are these options' names, their values one or a\nlist; what the "
                   "command line says, too, counts")
       ->type_name("FILE");
-  app->add_option("--address", options->address, "Address of augurd")
+  app->add_option("--address,--server", options->address, "Address of augurd")
       ->type_name("HOST:PORT")
       ->capture_default_str();
   app->add_option("--metrics", options->metrics,

@@ -32,6 +32,7 @@ LoadCall::LoadCall(const PlannedRequest& planned, v1::CompleteRequest request,
                    LoadCallOptions options)
     : planned_(planned), options_(options), request_(std::move(request)) {
   record_.index = planned.index;
+  record_.choices = planned.choices;
   record_.has_deadline = planned.deadline_s > 0;
   record_.slow_reader = planned.read_pause_s > 0;
 }
@@ -98,9 +99,9 @@ void LoadCall::Note(const v1::CompleteResponse& response, double at_s) {
       break;
     case v1::CompleteResponse::kChunk:
       if (response.chunk().num_tokens() > 0) {
-        record_.arrivals.push_back({at_s, response.chunk().num_tokens()});
+        record_.arrivals.push_back({at_s, response.chunk().num_tokens(), response.chunk().index()});
       }
-      if (options_.keep_text || options_.answers != nullptr) {
+      if (response.chunk().index() == 0 && (options_.keep_text || options_.answers != nullptr)) {
         record_.text += response.chunk().text();
       }
       break;
@@ -113,15 +114,15 @@ void LoadCall::Note(const v1::CompleteResponse& response, double at_s) {
 }
 
 void LoadCall::NoteFinished(const v1::Finished& finished) {
-  record_.finished = true;
   record_.finish_reason = ReasonName(finished.finish_reason());
   record_.prompt_tokens = finished.usage().prompt_tokens();
   record_.cached_tokens = finished.usage().cached_tokens();
-  record_.completion_tokens = finished.usage().completion_tokens();
+  record_.ends.push_back({finished.index(), finished.usage().completion_tokens()});
   if (!finished.has_timings()) return;
   const v1::Timings& timings = finished.timings();
-  record_.server = {timings.queue_ms(),  timings.prefill_ms(),          timings.first_token_ms(),
-                    timings.decode_ms(), timings.mean_inter_token_ms(), timings.total_ms()};
+  record_.ends.back().server = {
+      timings.queue_ms(),  timings.prefill_ms(),          timings.first_token_ms(),
+      timings.decode_ms(), timings.mean_inter_token_ms(), timings.total_ms()};
 }
 
 }  // namespace augur::loadtest

@@ -13,11 +13,13 @@ constexpr size_t kMostErrorKinds = 64;
 
 double Milliseconds(double from_s, double to_s) { return (to_s - from_s) * 1000; }
 
-// From the first token to the last over the tokens after the first; nothing for a single one.
-std::optional<double> TimePerToken(const RequestRecord& record) {
-  const uint64_t tokens = record.TokensSeen();
+// Of a choice: from the first token to the last over the tokens after the first; nothing for a
+// single one.
+std::optional<double> TimePerToken(const std::vector<TokenArrival>& arrivals) {
+  uint64_t tokens = 0;
+  for (const TokenArrival& arrival : arrivals) tokens += arrival.tokens;
   if (tokens < 2) return std::nullopt;
-  return Milliseconds(record.arrivals.front().at_s, record.arrivals.back().at_s) /
+  return Milliseconds(arrivals.front().at_s, arrivals.back().at_s) /
          static_cast<double>(tokens - 1);
 }
 
@@ -81,7 +83,7 @@ void FigureCollector::Add(RequestRecord record) {
   }
   AddTokens(record);
   if (outcome == Outcome::kCompleted) {
-    if (record.TokensSeen() != record.completion_tokens) ++figures_.miscounted;
+    if (!record.AddsUp()) ++figures_.miscounted;
     if (!record.slow_reader) AddLatencies(record);
     if (IsGood(record)) ++figures_.good;
     if (record.answer_right) {
@@ -104,7 +106,7 @@ void FigureCollector::AddTokens(const RequestRecord& record) {
   if (OutcomeOf(record) == Outcome::kCompleted) {
     figures_.input_tokens += record.prompt_tokens;
     figures_.cached_tokens += record.cached_tokens;
-    figures_.output_tokens += record.completion_tokens;
+    figures_.output_tokens += record.CompletionTokens();
   } else {
     figures_.other_output_tokens += record.TokensSeen();
   }
@@ -126,25 +128,37 @@ void FigureCollector::AddLatencies(const RequestRecord& record) {
     all->ttft.Add(Milliseconds(record.intended_s, first));
     all->ttft_from_send.Add(Milliseconds(record.sent_s, first));
   }
-  for (size_t i = 1; i < record.arrivals.size(); ++i) {
-    const TokenArrival& arrival = record.arrivals[i];
-    const double gap = Milliseconds(record.arrivals[i - 1].at_s, arrival.at_s);
-    all->itl.Add(gap / arrival.tokens, arrival.tokens);
+  for (const std::vector<TokenArrival>& arrivals : record.ArrivalsByChoice()) {
+    for (size_t i = 1; i < arrivals.size(); ++i) {
+      const double gap = Milliseconds(arrivals[i - 1].at_s, arrivals[i].at_s);
+      all->itl.Add(gap / arrivals[i].tokens, arrivals[i].tokens);
+    }
+    const std::optional<double> tpot = TimePerToken(arrivals);
+    if (tpot) all->tpot.Add(*tpot);
   }
-  const std::optional<double> tpot = TimePerToken(record);
-  if (tpot) all->tpot.Add(*tpot);
-  if (!record.server) return;
-  const ServerTimings& server = *record.server;
-  all->server_queue.Add(server.queue_ms);
-  all->server_prefill.Add(server.prefill_ms);
-  all->server_ttft.Add(server.first_token_ms);
-  all->server_decode.Add(server.decode_ms);
-  if (record.completion_tokens > 1) all->server_itl.Add(server.mean_inter_token_ms);
-  all->server_total.Add(server.total_ms);
-  all->e2el_beyond_server.Add(Milliseconds(record.sent_s, record.end_s) - server.total_ms);
+  AddServerTimes(record);
+}
+
+void FigureCollector::AddServerTimes(const RequestRecord& record) {
+  StageLatencies* all = &figures_.latencies;
+  std::optional<double> first_ms, total_ms;  // of all choices
+  for (const ChoiceEnd& end : record.ends) {
+    if (!end.server) continue;
+    const ServerTimings& server = *end.server;
+    all->server_queue.Add(server.queue_ms);
+    all->server_prefill.Add(server.prefill_ms);
+    all->server_ttft.Add(server.first_token_ms);
+    all->server_decode.Add(server.decode_ms);
+    if (end.completion_tokens > 1) all->server_itl.Add(server.mean_inter_token_ms);
+    all->server_total.Add(server.total_ms);
+    first_ms = std::min(first_ms.value_or(server.first_token_ms), server.first_token_ms);
+    total_ms = std::max(total_ms.value_or(server.total_ms), server.total_ms);
+  }
+  if (!total_ms) return;
+  all->e2el_beyond_server.Add(Milliseconds(record.sent_s, record.end_s) - *total_ms);
   if (!record.arrivals.empty()) {
     all->ttft_beyond_server.Add(Milliseconds(record.sent_s, record.arrivals.front().at_s) -
-                                server.first_token_ms);
+                                *first_ms);
   }
 }
 
@@ -154,8 +168,11 @@ bool FigureCollector::IsGood(const RequestRecord& record) const {
     const double ttft = Milliseconds(record.intended_s, record.arrivals.front().at_s);
     if (ttft > *limits_.ttft_ms) return false;
   }
-  const std::optional<double> tpot = TimePerToken(record);
-  if (limits_.tpot_ms && tpot && *tpot > *limits_.tpot_ms) return false;
+  if (limits_.tpot_ms) {
+    for (const std::vector<TokenArrival>& arrivals : record.ArrivalsByChoice()) {
+      if (TimePerToken(arrivals).value_or(0) > *limits_.tpot_ms) return false;
+    }
+  }
   return !limits_.e2el_ms || Milliseconds(record.intended_s, record.end_s) <= *limits_.e2el_ms;
 }
 

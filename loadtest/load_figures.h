@@ -111,6 +111,7 @@ class FigureCollector {
  private:
   void AddTokens(const RequestRecord& record);
   void AddLatencies(const RequestRecord& record);
+  void AddServerTimes(const RequestRecord& record);
   bool IsGood(const RequestRecord& record) const;
 
   const GoodputLimits limits_;

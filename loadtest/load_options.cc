@@ -43,7 +43,7 @@ void AddConnectionFlags(CLI::App* app, LoadFlags* flags) {
   OptionGroup group(app, "Daemon");
   LoadOptions* options = &flags->options;
   RunnerOptions* runner = &options->runner;
-  group.AddShown("--address", &runner->address, "HOST:PORT", "Address of augurd");
+  group.AddShown("--address,--server", &runner->address, "HOST:PORT", "Address of augurd");
   group.Add("--metrics", &options->metrics, "HOST:PORT",
             "Where augurd exports metrics: adds what it says of itself");
   group.AddNumber("--metrics-interval", &options->metrics_interval_s, "SECONDS", 0.05, 3600,
@@ -172,9 +172,11 @@ void AddMixFlags(CLI::App* app, LoadFlags* flags) {
   group.AddNumber("--slow-pause", &workload->slow_pause_ms, "MS", 0, 1e6,
                   "Between two messages of theirs");
   group.Add("--priorities", &flags->priorities, "N[*WEIGHT],...", "For example 0*9,5");
-  group.Add("--attention", &flags->attention, "POLICY[/k=N][/values=exact|N][*WEIGHT],...",
-            "Attention overrides: default, dense, sparse, infinigen,\nforecast, with blocks and "
-            "value samples");
+  group.Add("--choices", &flags->choices, "N[*WEIGHT],...",
+            "Choices of a request (sampling.n), for example 1*9,4");
+  group.Add("--attention", &flags->attention, "[POLICY/]POLICY[/k=N][/values=exact|N][*WEIGHT],...",
+            "Attention overrides: default, dense, sparse, infinigen,\nforecast, of two the first "
+            "for prompts, with blocks and\nvalue samples");
 }
 
 void AddReportFlags(CLI::App* app, LoadFlags* flags) {
@@ -281,6 +283,11 @@ absl::Status ResolveMix(const LoadFlags& flags, LoadOptions* options) {
     if (!mix.ok()) return mix.status();
     options->workload.priorities = *std::move(mix);
   }
+  if (!flags.choices.empty()) {
+    auto mix = ParseChoiceMix(flags.choices);
+    if (!mix.ok()) return mix.status();
+    options->workload.choices = *std::move(mix);
+  }
   if (!flags.attention.empty()) {
     auto mix = ParseAttentionMix(flags.attention);
     if (!mix.ok()) return mix.status();
@@ -385,6 +392,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorkload(const LoadFlag
   add("deadlines", workload.deadline_share, absl::StrCat(" of ", flags.deadline, " ms"));
   add("slow readers", workload.slow_share, absl::StrCat(", ", workload.slow_pause_ms, " ms"));
   if (!flags.priorities.empty()) lines.emplace_back("priorities", flags.priorities);
+  if (!flags.choices.empty()) lines.emplace_back("choices", flags.choices);
   if (!flags.attention.empty()) lines.emplace_back("attention", flags.attention);
   if (flags.options.defaults.bypass_prefix_cache) lines.emplace_back("prefix cache", "bypassed");
   lines.emplace_back("seed", absl::StrCat(flags.seed));

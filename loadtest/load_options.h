@@ -76,6 +76,7 @@ struct LoadFlags {
   std::string cancel_after = "uniform:1,1000";
   std::string deadline = "uniform:1,1000";
   std::string priorities;
+  std::string choices;
   std::string attention;
   std::string salt;
   std::vector<std::string> goodput;

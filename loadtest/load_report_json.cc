@@ -106,8 +106,10 @@ void AddDetail(std::vector<RequestRecord> records, Json* json) {
     out["ttfts"].push_back(
         record.arrivals.empty() ? Json() : Json(record.arrivals[0].at_s - record.intended_s));
     Json gaps = Json::array();
-    for (size_t i = 1; i < record.arrivals.size(); ++i) {
-      gaps.push_back(record.arrivals[i].at_s - record.arrivals[i - 1].at_s);
+    for (const std::vector<TokenArrival>& arrivals : record.ArrivalsByChoice()) {
+      for (size_t i = 1; i < arrivals.size(); ++i) {
+        gaps.push_back(arrivals[i].at_s - arrivals[i - 1].at_s);
+      }
     }
     out["itls"].push_back(std::move(gaps));
     out["latencies"].push_back(record.end_s - record.sent_s);

@@ -63,6 +63,7 @@ absl::StatusOr<std::vector<ListedPrompt>> ReadPrompts(const std::string& path) {
 void SetAttention(const AttentionOverride& wanted, v1::CompleteRequest* request) {
   v1::AttentionOptions* attention = request->mutable_attention();
   attention->set_policy(wanted.policy);
+  attention->set_prefill_policy(wanted.prefill);
   if (wanted.top_k_blocks) attention->set_top_k_blocks(*wanted.top_k_blocks);
   if (!wanted.value_samples) return;
   const bool sampled = *wanted.value_samples > 0;
@@ -220,6 +221,7 @@ v1::CompleteRequest PromptSource::Make(const StagePlan& stage,
   request.set_priority(planned.priority);
   request.mutable_sampling()->set_temperature(static_cast<float>(defaults_.temperature));
   request.mutable_sampling()->set_seed(planned.seed);
+  request.mutable_sampling()->set_n(planned.choices);
   request.mutable_stopping()->set_max_tokens(planned.max_tokens);
   request.mutable_stopping()->set_ignore_eos(defaults_.ignore_eos);
   for (const std::string& stop : defaults_.stop) request.mutable_stopping()->add_stop(stop);

@@ -1,6 +1,8 @@
 #include "loadtest/request_record.h"
 
 #include <array>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -25,9 +27,32 @@ uint64_t RequestRecord::TokensSeen() const {
   return tokens;
 }
 
+uint64_t RequestRecord::CompletionTokens() const {
+  uint64_t tokens = 0;
+  for (const ChoiceEnd& end : ends) tokens += end.completion_tokens;
+  return tokens;
+}
+
+bool RequestRecord::AddsUp() const {
+  std::map<uint32_t, uint64_t> seen, counted;
+  for (const TokenArrival& arrival : arrivals) seen[arrival.choice] += arrival.tokens;
+  for (const ChoiceEnd& end : ends) {
+    if (end.completion_tokens > 0) counted[end.choice] += end.completion_tokens;
+  }
+  return seen == counted;
+}
+
+std::vector<std::vector<TokenArrival>> RequestRecord::ArrivalsByChoice() const {
+  std::map<uint32_t, std::vector<TokenArrival>> by_choice;
+  for (const TokenArrival& arrival : arrivals) by_choice[arrival.choice].push_back(arrival);
+  std::vector<std::vector<TokenArrival>> all;
+  for (auto& [choice, own] : by_choice) all.push_back(std::move(own));
+  return all;
+}
+
 Outcome OutcomeOf(const RequestRecord& record) {
   // The daemon may have been done before our cancel arrived.
-  if (record.code == kOk) return record.finished ? Outcome::kCompleted : Outcome::kLost;
+  if (record.code == kOk) return record.finished() ? Outcome::kCompleted : Outcome::kLost;
   if (record.interrupted) return Outcome::kInterrupted;
   if (record.overdue) return Outcome::kLost;
   if (record.cancelled && record.code == kCancelledCode) return Outcome::kCancelled;

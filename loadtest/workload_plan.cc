@@ -15,6 +15,7 @@ namespace augur::loadtest {
 namespace {
 
 constexpr double kMostMilliseconds = 1e9;
+constexpr int32_t kMostChoices = 64;
 
 absl::Status BadEntry(const char* flag, const std::string& entry, std::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(flag, ": \"", entry, "\" ", std::string(why)));
@@ -50,6 +51,23 @@ absl::Status SetOption(const std::string& entry, const std::string& option,
   }
   return BadEntry("--attention", entry,
                   absl::StrCat("has \"", option, "\", none of k=N, values=exact, values=N"));
+}
+
+absl::StatusOr<std::vector<Weighted<int32_t>>> ParseNumberMix(const char* flag,
+                                                              std::string_view text, int32_t low,
+                                                              int32_t high, const char* why) {
+  std::vector<Weighted<int32_t>> mix;
+  for (const std::string& entry :
+       std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
+    const auto split = SplitWeight(flag, entry);
+    if (!split.ok()) return split.status();
+    int32_t number = 0;
+    if (!absl::SimpleAtoi(split->first, &number) || number < low || number > high) {
+      return BadEntry(flag, entry, why);
+    }
+    mix.push_back({number, split->second});
+  }
+  return mix;
 }
 
 template <typename T>
@@ -135,6 +153,11 @@ class RequestPlanner {
     if (!workload_.priorities.empty()) {
       request->priority = workload_.priorities[DrawWeighted(workload_.priorities, &priority)].value;
     }
+    SeededDraw choices = Draw("choices", request->index);
+    if (!workload_.choices.empty()) {
+      request->choices =
+          static_cast<uint32_t>(workload_.choices[DrawWeighted(workload_.choices, &choices)].value);
+    }
     SeededDraw attention = Draw("attention", request->index);
     request->attention = static_cast<uint32_t>(DrawWeighted(workload_.attention, &attention));
   }
@@ -177,7 +200,13 @@ absl::StatusOr<std::vector<Weighted<AttentionOverride>>> ParseAttentionMix(std::
       }
       attention.policy = *policy;
     }
-    for (size_t i = 1; i < parts.size(); ++i) {
+    const bool has_two = parts[0] != "default" && parts.size() > 1 &&
+                         (parts[1] == "default" || PolicyOf(parts[1]).ok());
+    if (has_two) {
+      attention.prefill = attention.policy;
+      attention.policy = PolicyOf(parts[1]).value_or(v1::ATTENTION_POLICY_UNSPECIFIED);
+    }
+    for (size_t i = has_two ? 2 : 1; i < parts.size(); ++i) {
       const absl::Status set = SetOption(entry, parts[i], &attention);
       if (!set.ok()) return set;
     }
@@ -187,18 +216,11 @@ absl::StatusOr<std::vector<Weighted<AttentionOverride>>> ParseAttentionMix(std::
 }
 
 absl::StatusOr<std::vector<Weighted<int32_t>>> ParsePriorityMix(std::string_view text) {
-  std::vector<Weighted<int32_t>> mix;
-  for (const std::string& entry :
-       std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
-    const auto split = SplitWeight("--priorities", entry);
-    if (!split.ok()) return split.status();
-    int32_t priority = 0;
-    if (!absl::SimpleAtoi(split->first, &priority)) {
-      return BadEntry("--priorities", entry, "is no whole number");
-    }
-    mix.push_back({priority, split->second});
-  }
-  return mix;
+  return ParseNumberMix("--priorities", text, INT32_MIN, INT32_MAX, "is no whole number");
+}
+
+absl::StatusOr<std::vector<Weighted<int32_t>>> ParseChoiceMix(std::string_view text) {
+  return ParseNumberMix("--choices", text, 1, kMostChoices, "is no number from 1 to 64");
 }
 
 absl::Status CheckLengths(const WorkloadSpec& workload) {
@@ -287,6 +309,7 @@ std::string PlanText(const StagePlan& plan) {
                  {"deadline_s", request.deadline_s},
                  {"read_pause_s", request.read_pause_s},
                  {"priority", request.priority},
+                 {"choices", request.choices},
                  {"attention", request.attention},
                  {"seed", request.seed}}
                 .dump() +

@@ -3,8 +3,8 @@
 //
 // A stage is a closed loop (so many requests are always under way) or an open one (each request has
 // its time). Which requests are cancelled, have a deadline, are read slowly, have a priority or
-// override the attention is drawn here too, each from draws of its own, so that one mix does not
-// move another.
+// several choices, or override the attention is drawn here too, each from draws of its own, so that
+// one mix does not move another.
 //
 // Thread: plain functions. Ownership: values. Units: seconds, tokens. Failure: InvalidArgument
 // naming the flag; a plan itself cannot fail.
@@ -27,6 +27,7 @@ namespace augur::loadtest {
 // What a request asks of the attention; everything unset is the deployment's choice.
 struct AttentionOverride {
   v1::AttentionPolicy policy = v1::ATTENTION_POLICY_UNSPECIFIED;
+  v1::AttentionPolicy prefill = v1::ATTENTION_POLICY_UNSPECIFIED;  // as `policy`
   std::optional<uint32_t> top_k_blocks;
   std::optional<uint32_t> value_samples;  // 0: exact values
   std::string name = "default";           // as it was written
@@ -38,11 +39,14 @@ struct Weighted {
   double weight = 1;
 };
 
-// "dense*3,sparse/k=16,sparse/values=64,default/values=exact": a name with options after slashes,
-// and how often beside the others. Names of the API's policies, or default.
+// "dense*3,sparse/k=16,dense/forecast/values=64,default/values=exact": a name with options after
+// slashes, and how often beside the others. Names of the API's policies, or default; of two names
+// the first is for prompts.
 absl::StatusOr<std::vector<Weighted<AttentionOverride>>> ParseAttentionMix(std::string_view text);
 // "0*9,5": a number and how often.
 absl::StatusOr<std::vector<Weighted<int32_t>>> ParsePriorityMix(std::string_view text);
+// "1*9,4": sampling.n, from 1 to 64, and how often.
+absl::StatusOr<std::vector<Weighted<int32_t>>> ParseChoiceMix(std::string_view text);
 
 // Where prompts come from.
 enum class PromptKind {
@@ -72,6 +76,7 @@ struct WorkloadSpec {
   double slow_share = 0;
   double slow_pause_ms = 0;  // between reads
   std::vector<Weighted<int32_t>> priorities = {};
+  std::vector<Weighted<int32_t>> choices = {};
   std::vector<Weighted<AttentionOverride>> attention = {};
 };
 
@@ -94,6 +99,7 @@ struct PlannedRequest {
   double deadline_s = 0;      // from its sending; 0: none
   double read_pause_s = 0;    // before every read but the first; 0: reads at once
   int32_t priority = 0;
+  uint32_t choices = 1;
   uint32_t attention = 0;  // of WorkloadSpec.attention
   uint64_t seed = 0;       // of its sampling
 };

@@ -109,7 +109,8 @@ class AugurLoadTest(unittest.TestCase):
             "--rate", "25", "--duration", "1.5", "--prompts", "prose", "--text", self.handbook, "--input-len",
             "lognormal:120,60", "--output-len", "uniform:10,60", "--cancel-share", "0.2", "--cancel-after",
             "uniform:30,80", "--deadline-share", "0.2", "--deadline", "uniform:30,80", "--slow-share", "0.1",
-            "--slow-pause", "3", "--attention", "default,dense", "--shared-prefix", "0.5")
+            "--slow-pause", "3", "--attention", "default,dense,sparse/dense", "--choices", "1*3,3",
+            "--shared-prefix", "0.5")
         stage = report["stages"][0]
         self.check_sums(stage)
         self.assertGreater(stage["sent"], 15)
@@ -120,6 +121,14 @@ class AugurLoadTest(unittest.TestCase):
         self.assertGreaterEqual(whole, stage["completed"])
         self.assertGreaterEqual(counters(stage, "augur_requests_total")[
             'augur_requests_total{code="OK",finish_reason="length"}'], stage["completed"])
+
+    def test_choices_are_counted_one_by_one(self):
+        report, _ = self.report("--concurrency", "2", "--requests", "6", "--input-len", "50", "--output-len", "10",
+                                "--choices", "3", "--temperature", "1", "--attention", "sparse/dense")
+        self.check_sums(report)
+        self.assertEqual((report["completed"], report["total_output_tokens"]), (6, 180))
+        self.assertEqual(report["total_input_tokens"], 300)
+        self.assertEqual(sum(counters(report, "augur_generated_tokens_total").values()), 180)
 
     def test_a_plan_is_the_same_again(self):
         arguments = ("--dry-run", "--rate", "20", "--duration", "2", "--cancel-share", "0.5", "--seed", "4")

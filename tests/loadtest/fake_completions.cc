@@ -90,15 +90,20 @@ grpc::Status FakeCompletions::Complete(grpc::ServerContext* context,
   return status;
 }
 
-bool FakeCompletions::SendChunks(int count, Clock::time_point begin, grpc::ServerContext* context,
+bool FakeCompletions::SendChunks(int count, uint32_t choices, Clock::time_point begin,
+                                 grpc::ServerContext* context,
                                  grpc::ServerWriter<v1::CompleteResponse>* writer) {
   for (int i = 0; i < count; ++i) {
-    const auto due = begin + Seconds(script_.first_token_s + script_.gap_s * i);
-    if (!WaitUntil(AfterStall(due), context)) return false;
-    v1::CompleteResponse response;
-    response.mutable_chunk()->set_text(script_.text);
-    response.mutable_chunk()->set_num_tokens(script_.tokens_per_chunk);
-    if (!writer->Write(response)) return false;
+    for (uint32_t choice = 0; choice < choices; ++choice) {
+      const auto due = begin + Seconds(script_.first_token_s + script_.gap_s * i +
+                                       script_.choice_lag_s * choice);
+      if (!WaitUntil(AfterStall(due), context)) return false;
+      v1::CompleteResponse response;
+      response.mutable_chunk()->set_index(choice);
+      response.mutable_chunk()->set_text(script_.text);
+      response.mutable_chunk()->set_num_tokens(script_.tokens_per_chunk);
+      if (!writer->Write(response)) return false;
+    }
   }
   return true;
 }
@@ -116,21 +121,26 @@ grpc::Status FakeCompletions::Serve(Clock::time_point begin, const v1::CompleteR
   if (!writer->Write(response)) return gone;
 
   const bool whole = fate.kind == FakeFate::Kind::kServed;
-  if (!SendChunks(whole ? script_.chunks : fate.chunks_before, begin, context, writer)) return gone;
+  const uint32_t choices = request.sampling().has_n() ? request.sampling().n() : 1;
+  const int chunks = whole ? script_.chunks : fate.chunks_before;
+  if (!SendChunks(chunks, choices, begin, context, writer)) return gone;
   if (fate.kind == FakeFate::Kind::kFails) return {fate.code, "failed as told"};
   if (fate.kind == FakeFate::Kind::kNoFinish) return grpc::Status::OK;
   if (fate.kind == FakeFate::Kind::kNeverEnds) {
     WaitUntil(Clock::time_point::max(), context);
     return gone;
   }
-  response.Clear();
-  v1::Finished* finished = response.mutable_finished();
-  finished->set_finish_reason(v1::FINISH_REASON_LENGTH);
-  finished->mutable_usage()->set_prompt_tokens(PromptTokens(request));
-  finished->mutable_usage()->set_completion_tokens(static_cast<uint32_t>(script_.chunks) *
-                                                   script_.tokens_per_chunk);
-  *finished->mutable_timings() = script_.timings;
-  writer->Write(response);
+  for (uint32_t choice = 0; choice < choices; ++choice) {
+    response.Clear();
+    v1::Finished* finished = response.mutable_finished();
+    finished->set_index(choice);
+    finished->set_finish_reason(v1::FINISH_REASON_LENGTH);
+    finished->mutable_usage()->set_prompt_tokens(PromptTokens(request));
+    finished->mutable_usage()->set_completion_tokens(static_cast<uint32_t>(script_.chunks) *
+                                                     script_.tokens_per_chunk);
+    *finished->mutable_timings() = script_.timings;
+    writer->Write(response);
+  }
   return grpc::Status::OK;
 }
 

@@ -39,6 +39,7 @@ struct FakeScript {
   double gap_s = 0.1;
   int chunks = 5;
   uint32_t tokens_per_chunk = 1;
+  double choice_lag_s = 0;  // each choice of a request behind the one before it
   int slots = 0;            // 0: all at once
   double stall_from_s = 0;  // since the first call's arrival
   double stall_to_s = 0;
@@ -69,8 +70,8 @@ class FakeCompletions : public v1::Completions::Service {
   grpc::Status Serve(Clock::time_point begin, const v1::CompleteRequest& request,
                      grpc::ServerContext* context,
                      grpc::ServerWriter<v1::CompleteResponse>* writer);
-  bool SendChunks(int count, Clock::time_point begin, grpc::ServerContext* context,
-                  grpc::ServerWriter<v1::CompleteResponse>* writer);
+  bool SendChunks(int count, uint32_t choices, Clock::time_point begin,
+                  grpc::ServerContext* context, grpc::ServerWriter<v1::CompleteResponse>* writer);
 
   const FakeScript script_;
   std::string address_;

@@ -60,11 +60,10 @@ RequestRecord Good() {
   record.accepted_s = 1.05;
   record.arrivals = {{1.2, 1}, {1.3, 1}, {1.6, 2}};
   record.end_s = 1.7;
-  record.finished = true;
   record.finish_reason = "length";
   record.prompt_tokens = 100;
   record.cached_tokens = 64;
-  record.completion_tokens = 4;
+  record.ends = {{.completion_tokens = 4}};
   return record;
 }
 
@@ -92,8 +91,47 @@ TEST(FigureCollector, OneRequestByHand) {
   EXPECT_EQ(figures.cached_tokens, 64u);
   EXPECT_EQ(figures.miscounted, 0u);
   RequestRecord short_of_one = Good();
-  short_of_one.completion_tokens = 5;
+  short_of_one.ends[0].completion_tokens = 5;
   EXPECT_EQ(FiguresOf({short_of_one}).miscounted, 1u);
+}
+
+// Tokens of the second choice at 1.25 (two), 1.45 and 1.65; it is done before the first.
+RequestRecord TwoChoices() {
+  RequestRecord record = Good();
+  record.choices = 2;
+  record.arrivals = {{1.2, 1, 0},  {1.25, 2, 1}, {1.3, 1, 0},
+                     {1.45, 1, 1}, {1.6, 2, 0},  {1.65, 1, 1}};
+  record.ends = {{1, 4, ServerTimings{10, 200, 210, 400, 400.0 / 3, 610}},
+                 {0, 4, ServerTimings{5, 170, 175, 390, 130, 630}}};
+  return record;
+}
+
+TEST(FigureCollector, ChoicesHaveGapsOfTheirOwn) {
+  const StageFigures figures = FiguresOf({TwoChoices()});
+  const StageLatencies& all = figures.latencies;
+  EXPECT_EQ(figures.miscounted, 0u);
+  EXPECT_EQ(figures.output_tokens, 8u);
+  EXPECT_EQ(figures.input_tokens, 100u);
+  EXPECT_NEAR(all.ttft.Mean(), 300, 1e-9);
+  EXPECT_EQ(all.itl.count(), 5u);  // 100, 150, 150; 200, 200
+  EXPECT_NEAR(all.itl.Mean(), 160, 1e-9);
+  EXPECT_EQ(all.tpot.count(), 2u);
+  EXPECT_NEAR(all.tpot.Min(), 400.0 / 3, 1e-9);
+  EXPECT_NEAR(all.tpot.Max(), 400.0 / 3, 1e-9);
+  EXPECT_EQ(all.server_ttft.count(), 2u);
+  EXPECT_NEAR(all.ttft_beyond_server.Mean(), 200 - 175, 1e-9);
+  EXPECT_NEAR(all.e2el_beyond_server.Mean(), 700 - 630, 1e-9);
+  EXPECT_EQ(figures.finish_reasons.at("length"), 1u);  // of a request, not of a choice
+  RequestRecord slower = TwoChoices();
+  slower.arrivals.back().at_s = 1.69;
+  EXPECT_EQ(FiguresOf({TwoChoices(), slower}, {std::nullopt, 140, std::nullopt}).good, 1u);
+  // What one choice lacks another does not make good.
+  RequestRecord mixed_up = TwoChoices();
+  mixed_up.arrivals[2].choice = 1;
+  EXPECT_EQ(FiguresOf({mixed_up}).miscounted, 1u);
+  RequestRecord one_short = TwoChoices();
+  one_short.ends.pop_back();
+  EXPECT_EQ(OutcomeOf(one_short), Outcome::kLost);
 }
 
 TEST(FigureCollector, GoodputNeedsEveryLimitFromTheIntendedTime) {
@@ -128,7 +166,7 @@ TEST(OutcomeOf, IsOneOfSeven) {
   RequestRecord record = Good();
   record.cancelled = true;  // it was too late
   EXPECT_EQ(OutcomeOf(record), Outcome::kCompleted);
-  record.finished = false;
+  record.ends.clear();
   EXPECT_EQ(OutcomeOf(record), Outcome::kLost);
   record.code = 1;
   EXPECT_EQ(OutcomeOf(record), Outcome::kCancelled);

@@ -194,6 +194,7 @@ WorkloadSpec MixedWorkload() {
   workload.slow_share = 0.05;
   workload.slow_pause_ms = 30;
   workload.priorities = *ParsePriorityMix("0*3,5");
+  workload.choices = *ParseChoiceMix("1*9,4");
   workload.attention = *ParseAttentionMix("default*2,sparse/k=16,dense/values=64*2");
   return workload;
 }
@@ -208,6 +209,7 @@ TEST(PlanStage, SharesAreWhatTheMixSays) {
     counts["deadline"] += request.deadline_s > 0 ? 1 : 0;
     counts["slow"] += request.read_pause_s == 0.03 ? 1 : 0;
     counts["priority"] += request.priority == 5 ? 1 : 0;
+    counts["choices"] += request.choices == 4 ? 1 : 0;
     counts["both"] += request.deadline_s > 0 && request.cancel_after_s > 0 ? 1 : 0;
     ++attention[request.attention];
     ++groups[request.prompt.group];
@@ -220,6 +222,7 @@ TEST(PlanStage, SharesAreWhatTheMixSays) {
   EXPECT_NEAR(counts["deadline"], 4000, 230);
   EXPECT_NEAR(counts["slow"], 1000, 125);
   EXPECT_NEAR(counts["priority"], 5000, 250);
+  EXPECT_NEAR(counts["choices"], 2000, 170);
   EXPECT_NEAR(counts["both"], 400, 80);  // independent of each other
   EXPECT_NEAR(attention[0], 8000, 280);
   EXPECT_NEAR(attention[1], 4000, 230);
@@ -241,6 +244,7 @@ TEST(PlanStage, ASeedFixesItAndOneMixDoesNotMoveAnother) {
     EXPECT_EQ(one.requests[i].prompt.tokens, other.requests[i].prompt.tokens);
     EXPECT_EQ(one.requests[i].deadline_s, other.requests[i].deadline_s);
     EXPECT_EQ(one.requests[i].priority, other.requests[i].priority);
+    EXPECT_EQ(one.requests[i].choices, other.requests[i].choices);
     if (one.requests[i].cancel_after_s > 0) {
       EXPECT_EQ(one.requests[i].cancel_after_s, other.requests[i].cancel_after_s);
     }
@@ -273,13 +277,26 @@ TEST(Mixes, SayWhatIsWrong) {
   EXPECT_EQ((*attention)[0].value.top_k_blocks, 12u);
   EXPECT_EQ((*attention)[0].value.value_samples, 0u);
   EXPECT_EQ((*attention)[0].weight, 0.5);
-  for (const char* bad : {"", "lazy", "dense/k=0", "dense/x", "dense*0", "dense*-1", "dense,"}) {
+  // Prompts under one policy, answers under another; either may be the deployment's.
+  const auto two = ParseAttentionMix("dense/forecast/k=9,sparse/default,default/k=9");
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ((*two)[0].value.prefill, v1::ATTENTION_POLICY_DENSE);
+  EXPECT_EQ((*two)[0].value.policy, v1::ATTENTION_POLICY_FORECAST);
+  EXPECT_EQ((*two)[0].value.top_k_blocks, 9u);
+  EXPECT_EQ((*two)[1].value.prefill, v1::ATTENTION_POLICY_SPARSE);
+  EXPECT_EQ((*two)[1].value.policy, v1::ATTENTION_POLICY_UNSPECIFIED);
+  EXPECT_EQ((*two)[2].value.prefill, v1::ATTENTION_POLICY_UNSPECIFIED);
+  for (const char* bad : {"", "lazy", "dense/k=0", "dense/x", "dense*0", "dense*-1", "dense,",
+                          "default/dense", "dense/sparse/dense"}) {
     const absl::Status status = ParseAttentionMix(bad).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad;
     EXPECT_EQ(status.message().find("--attention: "), 0u) << status;
   }
   for (const char* bad : {"", "x", "1*x", "1,,2"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParsePriorityMix(bad).status())) << bad;
+  }
+  for (const char* bad : {"", "x", "0", "-1", "65", "1*0"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseChoiceMix(bad).status())) << bad;
   }
 }
 
@@ -293,19 +310,23 @@ v1::GetModelResponse SmallModel() {
 TEST(PromptSource, RandomPromptsShareWhatTheyShouldAndNothingElse) {
   RequestDefaults defaults;
   defaults.salt = "salt";
-  defaults.attention = *ParseAttentionMix("sparse/k=16/values=64");
+  defaults.attention = *ParseAttentionMix("dense/sparse/k=16/values=64");
   const auto source = PromptSource::Make({}, defaults, SmallModel(), nullptr);
   ASSERT_TRUE(source.ok());
   WorkloadSpec workload;
   workload.input = *ParseLengths("--input-len", "200");
   workload.shared_prefix = 0.75;
   workload.prefix_groups = 2;
+  workload.choices = *ParseChoiceMix("3");
   const StagePlan plan = PlanClosedStage(workload, 1, 40, 0, 0, 1, 3);
   const auto ids = [&](const PlannedRequest& request) {
     const v1::CompleteRequest made = (*source)->Make(plan, request);
     EXPECT_EQ(made.cache_salt(), "salt-3-0");
     EXPECT_EQ(made.attention().top_k_blocks(), 16u);
     EXPECT_EQ(made.attention().value_samples(), 64u);
+    EXPECT_EQ(made.attention().policy(), v1::ATTENTION_POLICY_SPARSE);
+    EXPECT_EQ(made.attention().prefill_policy(), v1::ATTENTION_POLICY_DENSE);
+    EXPECT_EQ(made.sampling().n(), 3u);
     return std::vector<uint32_t>(made.token_ids().ids().begin(), made.token_ids().ids().end());
   };
   for (const PlannedRequest& one : plan.requests) {

@@ -23,13 +23,11 @@ RequestRecord Record(uint32_t index, int code) {
   record.accepted_s = record.sent_s + 0.01;
   record.arrivals = {{record.sent_s + 0.2, 1}, {record.sent_s + 0.3, 1}};
   record.end_s = record.sent_s + 0.31;
-  record.finished = code == 0;
   record.finish_reason = "length";
   record.code = code;
   record.message = code == 0 ? "" : "it's <broken> & \"odd\"\x01";
   record.prompt_tokens = 12;
-  record.completion_tokens = 2;
-  record.server = ServerTimings{1, 150, 190, 100, 100, 300};
+  if (code == 0) record.ends = {{0, 2, ServerTimings{1, 150, 190, 100, 100, 300}}};
   record.text = "two\n\"words\"";
   return record;
 }
@@ -279,6 +277,7 @@ TEST(ResolveFlags, NamesWhatIsWrong) {
       {{"--goodput", "speed:3"}, "--goodput: "},
       {{"--attention", "lazy"}, "--attention: "},
       {{"--priorities", "high"}, "--priorities: "},
+      {{"--choices", "65"}, "--choices: "},
       {{"--ignore-eos", "perhaps"}, "--ignore-eos: "},
       {{"--task", "poems"}, "--task: "},
       {{"--cache-salt", std::string(33, 'x')}, "--cache-salt: "},

@@ -40,6 +40,7 @@ class FixedSource : public loadtest::RequestSource {
     v1::CompleteRequest request;
     request.set_request_id("load-" + std::to_string(stage.number) + "-" +
                            std::to_string(planned.index));
+    request.mutable_sampling()->set_n(planned.choices);
     for (uint32_t i = 0; i < kPromptTokens; ++i) request.mutable_token_ids()->add_ids(i);
     return request;
   }
@@ -69,7 +70,7 @@ StagePlan ClosedPlan(uint32_t concurrency, uint32_t requests, uint32_t number = 
 Ended RunScenario(Scenario scenario) {
   FakeScript* script = &scenario.script;
   for (double* delay : {&script->accept_s, &script->first_token_s, &script->gap_s,
-                        &script->stall_from_s, &script->stall_to_s}) {
+                        &script->choice_lag_s, &script->stall_from_s, &script->stall_to_s}) {
     *delay *= kUnit;
   }
   const FakeCompletions server(*script);
@@ -151,6 +152,16 @@ Scenario SlowAcceptance() {
   return slow;
 }
 
+// Two choices, the second's tokens between the first's.
+Scenario Choices() {
+  Scenario choices;
+  choices.script = {.first_token_s = 0.4, .gap_s = 0.3, .chunks = 3, .choice_lag_s = 0.1};
+  choices.script.timings = ToldTimings();
+  choices.plan = ClosedPlan(3, 3);
+  for (PlannedRequest& request : choices.plan.requests) request.choices = 2;
+  return choices;
+}
+
 Scenario Faults() {
   Scenario faults;
   faults.script = {.first_token_s = 0.2, .gap_s = 0.1, .chunks = 3, .text = "right"};
@@ -176,7 +187,7 @@ class LoadRunnerTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     std::vector<std::future<Ended>> futures;
-    for (auto* make : {Steady, Stalled, StalledBehindAQueue, SlowAcceptance, Faults}) {
+    for (auto* make : {Steady, Stalled, StalledBehindAQueue, SlowAcceptance, Faults, Choices}) {
       futures.push_back(std::async(std::launch::async, RunScenario, make()));
     }
     ended_ = new std::vector<Ended>();
@@ -189,6 +200,7 @@ class LoadRunnerTest : public testing::Test {
   static const Ended& queued() { return (*ended_)[2]; }
   static const Ended& slow() { return (*ended_)[3]; }
   static const Ended& faults() { return (*ended_)[4]; }
+  static const Ended& choices() { return (*ended_)[5]; }
 
   static std::vector<Ended>* ended_;
 };
@@ -345,6 +357,20 @@ TEST_F(LoadRunnerTest, WaitingForAcceptanceCounts) {
   ExpectLatencies(slow(), "ttft", {0.4 * kMs, 0.4 * kMs, kMs, kMs, 1.6 * kMs});
   ExpectLatencies(slow(), "e2el", {0.6 * kMs, 0.6 * kMs, 1.2 * kMs, 1.2 * kMs, 1.8 * kMs});
   ExpectFigure(slow(), "request_throughput", 5 / (1.8 * kUnit));
+}
+
+TEST_F(LoadRunnerTest, ChoicesHaveGapsOfTheirOwn) {
+  ExpectLatencies(choices(), "ttft", std::vector<double>(3, 0.4 * kMs));
+  ExpectLatencies(choices(), "itl", std::vector<double>(12, 0.3 * kMs));
+  ExpectLatencies(choices(), "tpot", std::vector<double>(6, 0.3 * kMs));
+  ExpectLatencies(choices(), "e2el", std::vector<double>(3, 1.1 * kMs));
+  ExpectFigure(choices(), "output_throughput", 18 / (1.1 * kUnit));
+  EXPECT_EQ(choices().figures["total_input_tokens"], 3 * kPromptTokens);
+  EXPECT_EQ(choices().figures["completed"], 3);
+  EXPECT_EQ(choices().figures["miscounted"], 0);
+  EXPECT_EQ(choices().result.figures.latencies.server_total.count(), 6u);
+  EXPECT_NEAR(choices().figures["mean_e2el_beyond_server_ms"], 1.1 * kMs - 1330,
+              kWithin * 1.1 * kMs);
 }
 
 TEST_F(LoadRunnerTest, EveryStreamIsCountedOnce) {
