@@ -7,8 +7,10 @@ a canary after each case: both give the tokens that they give alone.
 import math
 import pathlib
 import random
+import shutil
 import struct
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -27,6 +29,9 @@ NOT_FOUND = grpc.StatusCode.NOT_FOUND
 NOT_SERVED = grpc.StatusCode.FAILED_PRECONDITION
 
 CONTEXT, VOCABULARY, BATCH = 8192, 4096, 32
+END = 1  # the token that ends a sequence
+FORCED_BLOCKS, MOST_BLOCKS = 9, 25
+MOST_SAMPLES = 4096
 UINT32_MAX, INT32_MAX, INT32_MIN = 2**32 - 1, 2**31 - 1, -2**31
 PROMPT = b"The key gives the directory"
 NOT_UTF8 = b"a\xff"
@@ -141,15 +146,34 @@ def range_cases():
         ("priority low", text() + integer(9, INT32_MIN), OK, ()),
         ("priority high", text() + integer(9, INT32_MAX), OK, ()),
         ("max_tokens 0", data(3, PROMPT) + data(6, integer(1, 0)), INVALID, ("stopping.max_tokens", "1", "0")),
+        ("max_tokens 0 with echo", data(3, PROMPT) + data(6, integer(1, 0)) + data(7, integer(5, 1)), OK, ()),
+        ("max_tokens 0 with prompt_logprobs", data(3, PROMPT) + data(6, integer(1, 0)) + data(7, integer(3, 0)), OK, ()),
+        ("max_tokens 0 with logprobs", data(3, PROMPT) + data(6, integer(1, 0)) + data(7, integer(2, 0)), INVALID,
+         ("stopping.max_tokens",)),
         ("max_tokens of all bits", data(3, PROMPT) + data(6, integer(1, UINT32_MAX)), INVALID,
          (str(UINT32_MAX), str(CONTEXT))),
         ("max_tokens of the context", data(3, PROMPT) + data(6, integer(1, CONTEXT)), INVALID, (str(CONTEXT),)),
+        ("min_tokens of max_tokens", stopping(integer(2, 2)), OK, ()),
+        ("min_tokens and nothing to draw", sampling(packed(10, [END])) + data(6, integer(2, 1)), INVALID,
+         ("stopping.min_tokens", "0", "1")),
         ("min_tokens above max_tokens", stopping(integer(2, 3)), INVALID, ("stopping.min_tokens", "2", "3")),
         ("min_tokens of all bits", stopping(integer(2, UINT32_MAX)), INVALID,
          ("stopping.min_tokens", str(UINT32_MAX))),
+        ("logprobs 0", output(integer(2, 0)), OK, ()),
+        ("logprobs 20", output(integer(2, 20)), OK, ()),
+        ("prompt_logprobs 0", output(integer(3, 0)), OK, ()),
+        ("prompt_logprobs 20", output(integer(3, 20)), OK, ()),
         ("logprobs 21", output(integer(2, 21)), INVALID, ("output.logprobs", "20", "21")),
         ("logprobs of all bits", output(integer(2, UINT32_MAX)), INVALID, ("output.logprobs", "20", str(UINT32_MAX))),
         ("prompt_logprobs 21", output(integer(3, 21)), INVALID, ("output.prompt_logprobs", "20", "21")),
+        ("prompt_logprobs of all bits", output(integer(3, UINT32_MAX)), INVALID,
+         ("output.prompt_logprobs", "20", str(UINT32_MAX))),
+        ("top_k_blocks of the forced ones", attention(integer(2, FORCED_BLOCKS)), OK, ()),
+        ("top_k_blocks of max_top_k_blocks", attention(integer(2, MOST_BLOCKS)), OK, ()),
+        ("top_k_blocks below", attention(integer(2, FORCED_BLOCKS - 1)), INVALID,
+         ("attention.top_k_blocks", str(FORCED_BLOCKS), str(FORCED_BLOCKS - 1))),
+        ("top_k_blocks above", attention(integer(2, MOST_BLOCKS + 1)), INVALID,
+         ("attention.top_k_blocks", str(MOST_BLOCKS), str(MOST_BLOCKS + 1))),
         ("top_k_blocks 0", attention(integer(2, 0)), INVALID, ("attention.top_k_blocks", "25", "0")),
         ("top_k_blocks of all bits", attention(integer(2, UINT32_MAX)), INVALID,
          ("attention.top_k_blocks", "25", str(UINT32_MAX))),
@@ -202,6 +226,9 @@ def id_cases():
     cases += [
         ("the last id", ids(last), OK, ()),
         ("the last id allowed", sampling(packed(10, [last])), OK, ()),
+        ("as many ids allowed as there are", sampling(packed(10, [7] * VOCABULARY)), OK, ()),
+        ("an id more allowed", sampling(packed(10, [7] * (VOCABULARY + 1))), INVALID,
+         ("sampling.allowed_token_ids", str(VOCABULARY), str(VOCABULARY + 1))),
         ("the last id biased", sampling(bias(last, real(2, 100))), OK, ()),
         ("the last id stops", stopping(packed(4, [last])), OK, ()),
         ("no ids", ids(), INVALID, ("token_ids", "1 id", "0")),
@@ -269,16 +296,21 @@ def wire_cases():
     ]
 
 
-class HostileRequestTest(unittest.TestCase):
+class HostileCase(unittest.TestCase):
+    """A daemon, the neighbour and the canary."""
+
+    ARGUMENTS = ()
+    MODEL = None
+
     @classmethod
     def setUpClass(cls):
-        cls.daemon = support.Daemon()
+        cls.daemon = support.Daemon(*cls.ARGUMENTS, model=cls.MODEL)
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1),
                    ("grpc.use_local_subchannel_pool", 1)]
         cls.channel = grpc.insecure_channel(cls.daemon.address, options=options)
         cls.quiet_channel = grpc.insecure_channel(cls.daemon.address, options=options)
         cls.canary_stub = rpc.CompletionsStub(cls.quiet_channel)
-        cls.canary = pb.CompleteRequest(text="A canary sings", output=pb.OutputOptions(token_ids=True),
+        cls.canary = pb.CompleteRequest(token_ids=pb.TokenIds(ids=[0, 33, 400, 71, 387]), output=pb.OutputOptions(token_ids=True),
                                         sampling=pb.SamplingParams(temperature=0.8, seed=11),
                                         stopping=pb.StoppingCriteria(max_tokens=6, ignore_eos=True),
                                         bypass_prefix_cache=True)
@@ -344,6 +376,8 @@ class HostileRequestTest(unittest.TestCase):
                 self.assertTrue(details.isprintable(), details)
                 self.assertEqual(self.tokens(self.canary), self.canary_alone)
 
+
+class HostileRequestTest(HostileCase):
     def test_ranges(self):
         self.check(range_cases())
 
@@ -398,6 +432,57 @@ class HostileRequestTest(unittest.TestCase):
         self.check([("stops", data(3, PROMPT) + data(6, b"\x1a\x00" * fields), INVALID, ("1048576",))])
         # gRPC has the message twice at most; parsed, it would take 2 GiB.
         self.assertLess(peak_mib() - before, 3 * 64)
+
+
+class SampledValuesTest(HostileCase):
+    ARGUMENTS = ("--set", "attention.values.override=true", "--set", f"attention.values.max_samples={MOST_SAMPLES}")
+
+    def test_samples(self):
+        def sampled(number):
+            return attention(integer(4, 2), integer(3, number))
+
+        field = ("attention.value_samples", str(MOST_SAMPLES))
+        self.check([("sampled", attention(integer(4, 2)), OK, ()),
+                    ("exact", attention(integer(4, 1)), OK, ()),
+                    ("one sample", sampled(1), OK, ()),
+                    ("the most samples", sampled(MOST_SAMPLES), OK, ()),
+                    ("no sample", sampled(0), INVALID, field + ("0",)),
+                    ("a sample more", sampled(MOST_SAMPLES + 1), INVALID, field + (str(MOST_SAMPLES + 1),)),
+                    ("samples of all bits", sampled(UINT32_MAX), INVALID, field + (str(UINT32_MAX),)),
+                    ("samples of exact values", attention(integer(3, 64)), INVALID,
+                     ("attention.value_samples", "VALUE_MODE_SAMPLED", "exact"))])
+
+
+class FixedPoliciesTest(HostileCase):
+    ARGUMENTS = ("--set", "policy_override=false")
+
+    def test_only_the_deployments_own(self):
+        self.check([("dense", attention(integer(1, 1)), OK, ()),
+                    ("sparse", attention(integer(1, 2)), NOT_SERVED, ("attention.policy", "SPARSE")),
+                    ("prompts sparse", attention(integer(5, 2)), NOT_SERVED, ("attention.prefill_policy", "SPARSE")),
+                    ("blocks", attention(integer(2, MOST_BLOCKS)), NOT_SERVED, ("attention.top_k_blocks",))])
+
+
+class WithoutTokenizerTest(HostileCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="augur-test-")
+        cls.MODEL = f"{cls.folder.name}/demo-9m"
+        shutil.copytree(support.settings.model, cls.MODEL, symlinks=True,
+                        ignore=shutil.ignore_patterns("tokenizer*"))
+        super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.cleanup()
+
+    def test_only_ids(self):
+        self.check([("ids", ids(5), OK, ()), ("text", text(), NOT_SERVED, ("text", "tokenizer")),
+                    ("a stop", ids(5) + data(6, data(3, b"x")), NOT_SERVED, ("stopping.stop", "tokenizer")),
+                    ("an id beyond", ids(VOCABULARY), INVALID, ("token_ids[0]", str(VOCABULARY)))])
+        self.check([("text", data(1, b"abc"), NOT_SERVED, ("tokenizer",))], "Tokenize")
+        self.check([("ids", packed(1, [5]), NOT_SERVED, ("tokenizer",))], "Detokenize")
 
 
 if __name__ == "__main__":

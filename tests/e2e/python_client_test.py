@@ -206,6 +206,24 @@ class PythonClientTest(unittest.TestCase):
         for other in (pb.TokenizeRequest, pb.DetokenizeRequest, pb.GetModelRequest):
             expect(other.DESCRIPTOR, f"{other.DESCRIPTOR.name}.")
 
+    def test_the_api_page_names_every_field_that_comes_back(self):
+        page = (pathlib.Path(support.settings.source) / "proto" / "README.md").read_text()
+        told = page.split("## What comes back")[1].split("\n## ")[0]
+        rows = {row.split("`")[1]: row for row in told.splitlines() if row.startswith("| `")}
+        seen = set()
+
+        def expect(message, row):
+            seen.add(message.name)
+            for field in message.fields:
+                self.assertIn(f"`{field.name}`", row, message.name)
+                if field.message_type is not None and field.message_type.name not in seen:
+                    expect(field.message_type, rows[field.message_type.name])
+
+        expect(pb.CompleteResponse.DESCRIPTOR, told.split("\n|")[0])
+        for other in (pb.TokenizeResponse, pb.DetokenizeResponse, pb.GetModelResponse):
+            expect(other.DESCRIPTOR, rows[other.DESCRIPTOR.name])
+        self.assertEqual(set(rows) - seen, set())
+
     def test_metrics_page(self):
         page = self.daemon.metrics()
         for name in ("augur_requests_total{", "augur_time_to_first_token_seconds_bucket{", "augur_kv_blocks{",
