@@ -75,8 +75,9 @@ TEST_F(ModelConfigTest, RopeFrequenciesAreTransformers) {
 }
 
 TEST_F(ModelConfigTest, BothDialectsAreOneModel) {
-  for (const char* model : {"llama", "llama3-rope", "qwen2", "qwen3", "phi3-longrope",
-                            "mistral-bf16", "llama-linear-f16", "qwen2-yarn-shards"}) {
+  for (const char* model :
+       {"llama", "llama-bias-headdim32", "llama3-rope", "qwen2", "qwen3", "phi3-longrope",
+        "phi3-longrope-edge", "mistral-bf16", "llama-linear-f16", "qwen2-yarn-shards"}) {
     SCOPED_TRACE(model);
     const ModelConfig old_dialect = Loaded(GoldenConfig(model));
     const ModelConfig new_dialect = Loaded(json::parse(
