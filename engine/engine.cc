@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/pool_fit.h"
 #include "kernels/check.h"
 
 namespace augur::engine {

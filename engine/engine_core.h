@@ -36,16 +36,6 @@ struct StepReport {
   int64_t left_queue_tokens = 0;  // their prompt tokens, counted once a request
 };
 
-// What the KV of the request needs under `residency`.
-memory::KvDemand DemandOf(const Request& request, const EngineOptions& options,
-                          memory::Residency residency);
-
-// INVALID_ARGUMENT, naming the numbers, when the request could never be served: prompt + max_tokens
-// beyond the context or beyond the whole device or host pool. Whatever passes will run, however
-// long the queue: see batcher.h.
-absl::Status CheckFits(const Request& request, const EngineOptions& options,
-                       const memory::KvPools& pools);
-
 // What a step brought to one of its segments.
 struct StepResult {
   int32_t token = 0;                                       // sampled, where one was wanted

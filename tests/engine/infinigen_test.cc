@@ -17,10 +17,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/batcher.h"
 #include "engine/calibration/infinigen_calibration.h"
-#include "engine/engine_core.h"
 #include "engine/model/model_loader.h"
 #include "engine/model/transformer_runner.h"
+#include "engine/pool_fit.h"
 #include "kernels/backend.h"
 #include "memory/base/clock.h"
 #include "tests/support/checkpoint_writer.h"

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine_core.h"
+#include "engine/pool_fit.h"
 #include "tests/engine/simulation_world.h"
 #include "tests/support/recording_runner.h"
 #include "tests/support/simulated_transfers.h"

@@ -180,7 +180,7 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
                     .computed = hits * 64,
                     .attention = attention};
   sequence.prompt_tokens = static_cast<int>(sequence.tokens.size());
-  // As engine_core's DemandOf: a prompt's last chunk of one row selects from slots, too.
+  // As pool_fit's DemandOf: a prompt's last chunk of one row selects from slots, too.
   if (slots == 0) slots = attention.selects() ? options_.num_slots : 2;
   const std::vector<memory::BlockKey> keys = KeysOf(sequence.tokens, hits);
   const int64_t most_tokens = static_cast<int64_t>(sequence.tokens.size()) + room;
