@@ -231,6 +231,17 @@ TEST(EngineSamplingTest, ChoicesHaveRulesAndLogprobsOfTheirOwn) {
       EXPECT_EQ(got.logprobs.size(), 60u);
       EXPECT_EQ(got.told, choice == 0 ? 150 : 0);
       all.insert(got.tokens);
+      // What a choice was told of its tokens is what they have as a prompt's (whose sums over the
+      // golden logits logprobs_test has); a device has other products for prompts.
+      if (backend == DriverBackend::kCuda) continue;
+      const auto again = std::make_shared<Request>();
+      again->prompt = several->prompt;
+      again->prompt.insert(again->prompt.end(), got.tokens.begin(), got.tokens.end());
+      again->stopping.max_tokens = 0;
+      again->output.prompt_logprobs = 4;
+      const std::vector<TokenLogprobsRow> told = world.RunOne(again).prompt;
+      ASSERT_EQ(told.size(), 209u);
+      EXPECT_TRUE(SameRows({told.end() - 60, told.end()}, got.logprobs)) << "choice " << choice;
     }
     EXPECT_EQ(all.size(), 3u);
   }

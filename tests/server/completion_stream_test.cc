@@ -226,6 +226,8 @@ TEST_F(CompletionStreamTest, ASlowReaderIsPausedAndResumed) {
     return submitted->paused.load();
   }));
   EXPECT_EQ(server_.stats.reader_pauses, 1u);
+  // The buffer, and what the connection's windows and gRPC hold.
+  EXPECT_LT(sent.size(), 256u << 10);
   const int wakes = engine_.wakes;
   v1::CompleteResponse message;
   std::string text;
