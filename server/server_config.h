@@ -41,7 +41,7 @@ struct ServerConfig {
   std::optional<int64_t> spare_slots;  // unset: as many as top_k_blocks
   int64_t staging_blocks = 0;          // 0: 64, or max_top_k_blocks where that is more
   bool prefetch = true;
-  std::optional<int64_t> copy_ctas = 4;  // unset: governed, between the bounds
+  std::optional<int64_t> copy_ctas;  // unset: governed, between the bounds
   int64_t copy_ctas_min = 1;
   int64_t copy_ctas_max = 8;
   int64_t copy_threads = 1;

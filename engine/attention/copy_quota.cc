@@ -30,6 +30,7 @@ constexpr double kSlowSpreads = 3;
 constexpr double kFastDrift = 0.05;
 constexpr double kFastSpreads = 5;
 constexpr double kOtherPages = 0.3;
+constexpr double kCreep = 0.02;  // of waits, since the number is held: time to look around
 constexpr double kUsualWeight = 1.0 / 32;
 constexpr double kMostSpread = 0.04;  // that one step adds: something else may have held it up
 
@@ -113,11 +114,19 @@ void CopyQuota::BeginProbe(int rung, Load* load) {
 
 void CopyQuota::Settle(int rung, Load* load) {
   if (load->probing) {
-    // Where one probe has found something the next one follows soon, on the same side.
+    // Where one probe has found something the next one follows soon, on the same side; where it was
+    // far worse it cost more than others, and later ones need not see that soon.
     const bool found = rung != load->held;
-    load->between_probes =
-        found ? kProbeEvery / 4 : std::min(2 * load->between_probes, kMostBetweenProbes);
+    const Trial& probe = load->trials[load->rung];
+    const bool hopeless =
+        probe.tried() &&
+        MedianOf(probe).step_ns > MedianOf(load->trials[load->held]).step_ns * (1 + kHopeless);
+    const int longer = (hopeless ? 4 : 2) * load->between_probes;
+    load->between_probes = found ? kProbeSoon : std::min(longer, kMostBetweenProbes);
     if (!found) load->probe_fewer = !load->probe_fewer;
+  } else {
+    const Sample best = MedianOf(load->trials[rung]);
+    load->probe_fewer = best.wait_ns < kSomeWait * best.step_ns;
   }
   load->settled = true;
   load->probing = false;
@@ -126,6 +135,7 @@ void CopyQuota::Settle(int rung, Load* load) {
   load->held_steps = 0;
   load->measured = 0;
   load->usual = {};
+  load->first = {};
   load->spread = 0;
   load->first_step = load->steps;
 }
@@ -197,11 +207,21 @@ int CopyQuota::NextTrial(const Load& load) const {
 
 // Fewer and more in turn; more only where there are waits to save.
 int CopyQuota::ProbeOf(const Load& load) const {
+  const double waits = load.usual.wait_ns / load.usual.step_ns;
   const bool may_fewer = load.held > 0;
-  const bool may_more = load.held + 1 < static_cast<int>(rungs_.size()) &&
-                        load.usual.wait_ns > kNoWait * load.usual.step_ns;
-  if (may_fewer && (load.probe_fewer || !may_more)) return load.held - 1;
+  const bool may_more = load.held + 1 < static_cast<int>(rungs_.size()) && waits > kNoWait;
+  if (may_fewer && (!may_more || load.probe_fewer)) return load.held - 1;
   return may_more ? load.held + 1 : -1;
+}
+
+// In time, or when what is usual is no longer what it was, little by little.
+bool CopyQuota::IsProbeDue(const Load& load) {
+  if (load.measured < kUsualSteps) return false;
+  if (load.held_steps >= load.between_probes) return true;
+  if (load.held_steps < kProbeSoon) return false;
+  const double step_ns = load.first.step_ns;
+  return std::abs(load.usual.step_ns - step_ns) > kFastDrift * step_ns ||
+         std::abs(load.usual.wait_ns - load.first.wait_ns) > kCreep * step_ns;
 }
 
 // By two steps that are far from what was usual, or by four that are a little, on the same side.
@@ -234,10 +254,10 @@ QuotaPlan CopyQuota::Plan(int index) const {
   if (rungs_.size() == 1) {
     plan.rung = 0;
   } else if (load.settled) {
-    const bool probes = load.held_steps >= load.between_probes && load.measured >= kUsualSteps;
+    const int probe = IsProbeDue(load) ? ProbeOf(load) : -1;
     if (HasDrifted(load)) {
       plan.move = QuotaMove::kSearch;
-    } else if (const int probe = ProbeOf(load); probes && probe >= 0) {
+    } else if (probe >= 0) {
       plan.move = QuotaMove::kProbe;
       plan.rung = probe;
     }
@@ -304,6 +324,7 @@ void CopyQuota::Note(const Sample& sample, Load* load) {
   usual.step_ns += weight * (oldest.step_ns - usual.step_ns);
   usual.wait_ns += weight * (oldest.wait_ns - usual.wait_ns);
   usual.pages += weight * (oldest.pages - usual.pages);
+  if (load->measured == kUsualSteps) load->first = usual;
 }
 
 std::string CopyQuota::Describe(int index) const {

@@ -69,6 +69,7 @@ class CopyQuota {
   static constexpr int kSearchSteps = 15;  // of all, at most
   static constexpr int kProbeEvery = 192;  // steps; doubled after each probe in vain
   static constexpr int kMostBetweenProbes = 8 * kProbeEvery;
+  static constexpr int kProbeSoon = kProbeEvery / 4;  // where the last one, or a drift, says so
 
   CopyQuota(const CopyQuotaOptions& options, int num_loads);
 
@@ -108,6 +109,7 @@ class CopyQuota {
     int measured = 0;
     std::array<Sample, 4> last = {};  // measured % 4 is the oldest
     Sample usual = {};                // a slow average
+    Sample first = {};                // what it was when enough had been measured
     double spread = 0;                // of step_ns around it, as a share
   };
 
@@ -118,6 +120,7 @@ class CopyQuota {
   int NextTrial(const Load& load) const;
   int ProbeOf(const Load& load) const;
   static bool HasDrifted(const Load& load);
+  static bool IsProbeDue(const Load& load);
   static void BeginSearch(int rung, Load* load);
   void BeginProbe(int rung, Load* load);
   static void Settle(int rung, Load* load);

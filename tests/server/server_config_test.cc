@@ -175,8 +175,8 @@ TEST_F(ServerConfigTest, AttentionAndTiers) {
             "augur.yaml:1: copy_ctas: expected auto or an integer from 1 to 64, found \"many\"");
   EXPECT_EQ(Error("copy_ctas: auto\ncopy_ctas_min: 9"),
             "augur.yaml: copy_ctas_min: expected at most copy_ctas_max, 8, found 9");
-  EXPECT_EQ(Load("copy_ctas: auto")->copy_ctas, std::nullopt);
-  EXPECT_EQ(Load("")->copy_ctas, 4);
+  EXPECT_EQ(Load("")->copy_ctas, std::nullopt);
+  EXPECT_EQ(Load("copy_ctas: 4")->copy_ctas, 4);
   EXPECT_EQ(Error("residency: host"),
             "augur.yaml:1: residency: expected device, tiered or auto, found \"host\"");
   EXPECT_EQ(Error("residency: tiered\nkv_bytes: 10GiB\nhost_kv_bytes: 7GiB"),
