@@ -14,8 +14,9 @@ using kernels::DType;
 using kernels::LinearParams;
 using kernels::Phase;
 
-// One call for the rows of each phase.
-void RunLinear(Backend* backend, LinearParams params, RowPhases phases) {
+// One call for the rows of each phase. room_rows: that x and y have; those behind a step's own rows
+// belong to nobody.
+void RunLinear(Backend* backend, LinearParams params, RowPhases phases, int room_rows) {
   const auto* x = static_cast<const std::byte*>(params.x);
   auto* y = static_cast<std::byte*>(params.y);
   const auto run = [&](int first, int rows, Phase phase) {
@@ -23,6 +24,7 @@ void RunLinear(Backend* backend, LinearParams params, RowPhases phases) {
     params.x = x + size_t(first) * params.x_stride * kernels::BytesOf(params.x_dtype);
     params.y = y + size_t(first) * params.y_stride * kernels::BytesOf(params.y_dtype);
     params.rows = rows;
+    params.room_rows = first + rows == phases.rows ? room_rows - first : rows;
     params.phase = phase;
     backend->Linear(params);
   };
@@ -115,7 +117,7 @@ void TransformerLayers::ProjectQkv(Backend* backend, int layer, RowPhases phases
              .x_stride = config_.hidden_size,
              .y_stride = options_.qkv_stride,
              .x_dtype = activation_dtype_},
-            phases);
+            phases, options_.max_rows);
 }
 
 void TransformerLayers::AddAttended(Backend* backend, int layer, RowPhases phases) const {
@@ -129,7 +131,7 @@ void TransformerLayers::AddAttended(Backend* backend, int layer, RowPhases phase
              .y_stride = config_.hidden_size,
              .accumulate = true,
              .x_dtype = activation_dtype_},
-            phases);
+            phases, options_.max_rows);
 }
 
 void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) const {
@@ -152,7 +154,7 @@ void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) co
              .y_stride = 2 * intermediate,
              .x_dtype = activation_dtype_,
              .y_dtype = activation_dtype_},
-            phases);
+            phases, options_.max_rows);
   backend->GatedSilu({.gate_up = gate_up_,
                       .out = activated_,
                       .rows = phases.rows,
@@ -167,7 +169,7 @@ void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) co
              .y_stride = hidden,
              .accumulate = true,
              .x_dtype = activation_dtype_},
-            phases);
+            phases, options_.max_rows);
 }
 
 void TransformerLayers::RunHead(Backend* backend, const int32_t* row_ids, int rows) const {
@@ -187,7 +189,7 @@ void TransformerLayers::RunHead(Backend* backend, const int32_t* row_ids, int ro
              .x_stride = config_.hidden_size,
              .y_stride = config_.vocab_size,
              .x_dtype = activation_dtype_},
-            {.decode_rows = rows, .rows = rows});
+            {.decode_rows = rows, .rows = rows}, std::min(options_.max_rows, options_.max_sampled));
 }
 
 void TransformerLayers::Sample(Backend* backend, const kernels::SamplingRow* sampling, int rows,

@@ -83,6 +83,7 @@ class LinearCall {
  private:
   void CheckShapes() const {
     AUGUR_CHECK(columns_ > 0 && columns_ <= weight_.out_features());
+    AUGUR_CHECK(params_.room_rows == 0 || params_.room_rows >= params_.rows);
     AUGUR_CHECK(params_.rows >= 0 && params_.x_stride >= weight_.in_features() &&
                 params_.y_stride >= columns_);
     AUGUR_CHECK(params_.x_dtype == shape_.dtype);
@@ -123,6 +124,11 @@ class LinearCall {
     const bool plan_adds_bias = plan.adds_bias && shape_.out_features == weight_.out_features() &&
                                 IsAligned(params_.bias, 0, DType::kF32);
     if (params_.bias != nullptr && plan_adds_bias) product.bias = params_.bias;
+    // Where all goes straight to cuBLASLt.
+    if (!x_in_scratch_ && !y_in_scratch_ && (params_.bias == nullptr || plan_adds_bias)) {
+      const int padded = plan.PaddedRows(rows);
+      if (first_row + padded <= params_.room_rows) product.rows = padded;
+    }
     PrepareY(y, params_.bias != nullptr && !plan_adds_bias, &product);
     plans_->Multiply(plan, product);
     if (y_in_scratch_) StoreY(y, product);

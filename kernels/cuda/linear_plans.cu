@@ -174,7 +174,10 @@ LinearPlan LinearPlans::ChoosePlan(const LinearShape& shape, Phase phase, DType 
       best = plan;
       best_seconds = seconds;
     }
-    if (best_seconds > 0.0) return best;
+    if (best_seconds > 0.0) {
+      if (phase == Phase::kDecode) trial->FindPaddedRows(y_dtype, &best);
+      return best;
+    }
   }
   AUGUR_CHECK(!"cuBLASLt has an algorithm with which rows are independent");
   return best;

@@ -46,9 +46,23 @@ struct LinearShape {
 };
 
 struct LinearPlan {
+  // Steps of few rows that are timed: the rest of a larger tile is free, and some of cuBLASLt's
+  // algorithms take longer for few rows than for a whole tile.
+  static constexpr int kRowSteps[] = {4, 16, 32, 64};
+
+  // How many rows to compute for `rows`, at least as many.
+  int PaddedRows(int rows) const {
+    for (int i = 0; i < 4; ++i) {
+      if (rows <= kRowSteps[i]) return padded_rows[i] > 0 ? padded_rows[i] : rows;
+    }
+    return rows;
+  }
+
   cublasLtMatmulAlgo_t algo{};
   int sms = 0;             // that cuBLASLt is told to plan for; 0: all
   bool adds_bias = false;  // the same algorithm takes LinearProduct::bias
+  // [of kRowSteps]: what is faster than rows up to that step; 0: nothing.
+  int padded_rows[4] = {0, 0, 0, 0};
 };
 
 // The plans of one shape.

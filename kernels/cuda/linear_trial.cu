@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -27,6 +28,9 @@ constexpr int kDecodeLaunches = 16;
 constexpr int kPrefillLaunches = 3;
 constexpr int kDecodeRounds = 3;  // the fastest counts
 constexpr int kPrefillRounds = 2;
+
+// Beyond the clock's noise.
+constexpr double kWorthPadding = 1.03;
 
 constexpr uint64_t kWeightSeed = 1;  // any three that differ
 constexpr uint64_t kXSeed = 2;
@@ -174,6 +178,20 @@ double LinearTrial::Seconds(const LinearPlan& plan, Phase phase, DType y_dtype) 
   }
   if (held_ != nullptr) held_->Release();
   return seconds;
+}
+
+void LinearTrial::FindPaddedRows(DType y_dtype, LinearPlan* plan) {
+  constexpr int kSteps = std::size(LinearPlan::kRowSteps);
+  double seconds[kSteps];
+  for (int i = 0; i < kSteps; ++i) {
+    seconds[i] =
+        SecondsOf(*plan, y_dtype, LinearPlan::kRowSteps[i], kDecodeLaunches, kDecodeRounds);
+  }
+  for (int i = 0; i < kSteps; ++i) {
+    const double* const fastest = std::min_element(seconds + i, seconds + kSteps);
+    const bool is_faster = *fastest * kWorthPadding < seconds[i];
+    plan->padded_rows[i] = is_faster ? LinearPlan::kRowSteps[fastest - seconds] : 0;
+  }
 }
 
 // One product, on average over the launches of the fastest round after one that does not count.

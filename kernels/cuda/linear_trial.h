@@ -35,6 +35,8 @@ class LinearTrial {
 
   // Sum over numbers of rows typical of the phase, weights out of L2.
   double Seconds(const LinearPlan& plan, Phase phase, DType y_dtype);
+  // plan->padded_rows.
+  void FindPaddedRows(DType y_dtype, LinearPlan* plan);
 
  private:
   int AllRows(Phase phase) const;

@@ -39,6 +39,9 @@ struct LinearParams {
   const float* bias = nullptr;  // [out_features], may be null
   void* y = nullptr;            // [rows, columns] of y_dtype, rows y_stride elements apart
   int rows = 0;
+  // Rows of x and y that there are: a backend may compute more than `rows` of them, and overwrite
+  // y there, where that is faster. 0: `rows`.
+  int room_rows = 0;
   int x_stride = 0;
   int y_stride = 0;
   bool accumulate = false;  // y += instead of y =, for residual connections; kF32 only

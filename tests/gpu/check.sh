@@ -76,7 +76,7 @@ knobs_of() {
   echo "--set prefill_policy=$1 --set decode_policy=$1"
   case $1 in
     forecast) echo "--set forecast_heads=$model/forecast.safetensors" ;;
-    infinigen) echo "--set infinigen_basis=$model/infinigen_basis.safetensors" ;;
+    infinigen) echo "--set prefill_policy=sparse --set infinigen_basis=$model/infinigen_basis.safetensors" ;;
   esac
 }
 

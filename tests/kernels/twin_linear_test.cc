@@ -97,7 +97,7 @@ class Case {
   DType y_dtype() const { return problem.narrow_y ? x_dtype_ : DType::kF32; }
 
   // Rows [first, first + rows); the whole y comes back.
-  std::vector<float> Run(int first, int rows, bool recorded = false) {
+  std::vector<float> Run(int first, int rows, bool recorded = false, int room_rows = 0) {
     DeviceMatrix y(backend_, y_dtype(), old_y_);
     const LinearParams params{
         .x = x_.at(size_t(first) * x_stride()),
@@ -105,6 +105,7 @@ class Case {
         .bias = problem.has_bias ? reinterpret_cast<float*>(bias_.at(0)) : nullptr,
         .y = y.at(size_t(first) * y_stride()),
         .rows = rows,
+        .room_rows = room_rows,
         .x_stride = x_stride(),
         .y_stride = y_stride(),
         .accumulate = problem.accumulate,
@@ -238,6 +239,35 @@ TEST(TwinLinearTest, ARowHasTheSameBitsAloneAndAmongAnyOthers) {
                   << Describe(tested.problem) << ": rows " << rows << " from " << first;
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// With room behind its rows a call may compute more of them, up to the room's end, and its own rows
+// keep their bits. Weights large enough to be timed.
+TEST(TwinLinearTest, RoomBehindTheRowsChangesNoneOfThem) {
+  for (const BackendUnderTest& under_test : BackendsUnderTest()) {
+    SCOPED_TRACE(under_test.name);
+    for (const bool accumulate : {false, true}) {
+      Case tested(*under_test.backend, {.rows = 80,
+                                        .out = 1536,
+                                        .in = 1024,
+                                        .dtype = DType::kBF16,
+                                        .phase = Phase::kDecode,
+                                        .accumulate = accumulate});
+      const std::vector<float> expected = tested.Run();
+      const size_t begin = tested.y_stride();
+      for (const int rows : {1, 4, 5, 16, 33, 64}) {
+        for (const int room : {rows, rows + 1, 79}) {
+          const std::vector<float> y = tested.Run(1, rows, /*recorded=*/false, room);
+          const std::vector<float> without = tested.Run(1, rows);
+          ASSERT_TRUE(SameBits(y.data() + begin, expected.data() + begin,
+                               size_t(rows) * tested.y_stride()));
+          const size_t end = begin + size_t(room) * tested.y_stride();
+          ASSERT_TRUE(SameBits(y.data(), without.data(), begin));
+          ASSERT_TRUE(SameBits(y.data() + end, without.data() + end, y.size() - end));
         }
       }
     }
