@@ -22,6 +22,7 @@ constexpr double kSomeWait = 0.05;
 constexpr double kLongWait = 0.08;
 // A number of CTAs that is so much worse than the best is not tried to the end.
 constexpr double kHopeless = 0.05;
+constexpr double kPlateau = 0.03;
 constexpr int kHopelessSteps = 2;
 // Steps that are held: changes that begin a search, beside several times the steps' own spread.
 constexpr int kUsualSteps = 8;  // measured before anything can be said to have changed
@@ -202,6 +203,16 @@ int CopyQuota::NextTrial(const Load& load) const {
   // The one beside it, where a step of two rungs has passed it over, too.
   const bool may_fewer = best > 0 && !any_tried(best - 1, best);
   if (may_fewer && (waits < kSomeWait || !may_more)) return best - 1;
+  // A product's waves come and go with places on SMs, so what fewer CTAs save may come in one step
+  // behind several that save nothing: while nothing waits there it costs little to go on.
+  const auto fewest = std::find_if(load.trials.begin(), load.trials.end(),
+                                   [](const Trial& trial) { return trial.tried(); });
+  const int low = static_cast<int>(fewest - load.trials.begin());
+  const Sample at_low = MedianOf(*fewest);
+  if (low > 0 && load.trials[low - 1].issued == 0 && at_low.wait_ns < kNoWait * at_low.step_ns &&
+      at_low.step_ns < found.step_ns * (1 + kPlateau)) {
+    return low - 1;
+  }
   return may_more ? std::min(top, best + (waits > kLongWait ? 2 : 1)) : -1;
 }
 

@@ -133,6 +133,9 @@ TEST(CopyQuotaTest, WithinTwoPercentOfTheBestFixedValueAfterSixteenSteps) {
       {"batch 4", kBatch4},
       {"batch 8", kBatch8},
       {"batch 16", kBatch16},
+      {"batch 4, products in another number of waves",
+       Measured(
+           {{1, {6.31, 0.45}}, {2, {5.96, 0}}, {3, {6.41, 0}}, {4, {6.40, 0}}, {8, {6.5, 0}}})},
       {"no waits", Modelled(170, 1.5, 0.8, 30)},
       {"best at 3", Modelled(190, 3, 6.0, 13)},
       {"slow CTAs, best at 8", Modelled(200, 0.5, 7.0, 6)},
