@@ -54,6 +54,7 @@ absl::Status DeviceAttention::Allocate() {
     reserve(rows * heads * stride_, &selection.blocks);
     reserve(rows * heads, &selection.counts);
     reserve(rows * heads * stride_, &selection.pages);
+    reserve(has_biases() ? rows * heads * stride_ : 0, &selection.biases);
     reserve(is_tiered() ? options_.max_segments * heads * stride_ : 0, &selection.copies);
     reserve(1, &selection.num_copies);
   }
@@ -352,6 +353,7 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                        .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
                        .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
                        .norm_epsilon = options_.head_norm_epsilon});
+  if (has_biases()) AppendBiases(backend, group, layer, offset);
   if (!selects() || group.compress.count == 0) return;
   backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
                          .num_segments = group.compress.count,
@@ -445,6 +447,7 @@ void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer,
                         .placement = tiered ? placement_.data() + layer : nullptr,
                         .sources_offset = offset,
                         .slots_offset = layer * tables_->slots_layer()});
+  if (has_biases()) PlaceBiases(backend, time, range, layer);
 }
 
 // Of generated rows among staged ones: as in layer 0, whatever the layer.
@@ -459,6 +462,7 @@ void DeviceAttention::PlaceInPlace(Time time, Range range, int layer, int64_t of
                          .pages = selection.pages.data(),
                          .selection_stride = stride_,
                          .sources_offset = offset});
+  if (has_biases()) PlaceBiases(backend_, time, range, layer);
 }
 
 void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, int64_t offset,
@@ -472,7 +476,8 @@ void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, in
                                           .head_dim = options_.head_dim,
                                           .dtype = options_.kv_dtype,
                                           .scale = options_.attention_scale,
-                                          .out_dtype = options_.out_dtype};
+                                          .out_dtype = options_.out_dtype,
+                                          .has_biases = has_biases()};
   const auto attend = [&](const kernels::AttentionSegment* segments, Range range,
                           kernels::PagedAttentionParams params) {
     if (range.count == 0) return;
@@ -484,6 +489,7 @@ void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, in
   kernels::PagedAttentionParams params = all;
   params.max_entries = max_blocks_;
   params.pages_offset = offset;
+  params.biases_offset = layer * tables_->lists_layer();
   attend(arrays_.dense, group.dense[kPromptRows], params);
   params.phase = Phase::kDecode;
   attend(arrays_.dense, group.dense[kDecodeRows], params);
@@ -495,6 +501,7 @@ void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, in
   params = all;
   params.max_entries = max_blocks_;
   params.pages_offset = offset;
+  params.biases_offset = layer * tables_->lists_layer();
   params.has_choices = true;
   attend(arrays_.choosing[parity], group.choosing, params);
 }

@@ -74,6 +74,9 @@ struct DeviceAttentionOptions {
   const InfinigenBasis* infinigen_basis = nullptr;
   std::span<const LayerWeights> query_weights = {};  // of all layers; q comes first in qkv
   int hidden_size = 0;
+  // NOSA's eviction heads, as LayerWorkerOptions::eviction has them; empty: the model has none.
+  std::span<const LayerWeights> eviction_weights = {};
+  int query_top_k = 0;
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
@@ -125,8 +128,8 @@ class DeviceAttention {
   void Finish(StepTables* tables, const AttentionCalls& calls, int rows, int max_blocks);
 
   // Whether the segment's generated rows must choose when their layer runs: their keys, or partial
-  // keys that a resumed sequence lacks, come with the step itself.
-  static bool ChoosesInTime(const StepSegment& segment);
+  // keys or biases that a resumed sequence lacks, come with the step itself.
+  bool ChoosesInTime(const StepSegment& segment) const;
 
   // What the arrays of so many rows and staged segments take, at most.
   size_t BytesOfStep(int rows, int segments) const;
@@ -165,7 +168,7 @@ class DeviceAttention {
   };
   // Rows whose pages are found by one offset: all but staged ones, or those of a staged segment.
   struct Group {
-    Range append, compress;
+    Range append, compress, evict;
     std::array<std::array<Range, kNumPhases>, kNumRules> select;
     std::array<Range, kNumTimes> place;
     std::array<Range, kNumPhases> dense;
@@ -187,6 +190,7 @@ class DeviceAttention {
   struct Lists {
     std::vector<kernels::AppendSegment> append;
     std::vector<kernels::CompressSegment> compress;
+    std::vector<kernels::EvictionSegment> evict;
     std::vector<kernels::TailSegment> tails;
     std::array<std::vector<kernels::SelectSegment>, kNumRules> select;
     std::array<std::vector<kernels::PlaceSegment>, kNumTimes> place_first;  // layer 0
@@ -208,6 +212,7 @@ class DeviceAttention {
   struct Arrays {
     const kernels::AppendSegment* append = nullptr;
     const kernels::CompressSegment* compress = nullptr;
+    const kernels::EvictionSegment* evict = nullptr;
     const kernels::TailSegment* tails = nullptr;
     std::array<const kernels::SelectSegment*, kNumRules> select{};
     std::array<const kernels::PlaceSegment*, kNumTimes> place_first{};
@@ -231,6 +236,7 @@ class DeviceAttention {
     kernels::BackendArray<int32_t> blocks;            // [max_rows][kv heads][stride]
     kernels::BackendArray<int32_t> counts;            // [max_rows][kv heads]
     kernels::BackendArray<const std::byte*> pages;    // [max_rows][kv heads][stride]
+    kernels::BackendArray<const std::byte*> biases;   // likewise; empty: the model has none
     kernels::BackendArray<kernels::PageCopy> copies;  // [max_segments][kv heads][stride]
     kernels::BackendArray<int32_t> num_copies;        // [1]
   };
@@ -253,6 +259,9 @@ class DeviceAttention {
   }
   size_t list_at(int row) const { return size_t(row) * options_.num_kv_heads * stride_; }
 
+  // The piece's rows and, where it is the segment's first, all before that lack what `have` tokens
+  // have.
+  static kernels::Segment WithMissing(const AttentionPiece& piece, int have);
   kernels::AppendSegment AppendOf(const AttentionPiece& piece);
   kernels::CompressSegment CompressOf(const AttentionPiece& piece);
   kernels::TailSegment TailOf(const AttentionPiece& piece);
@@ -296,6 +305,13 @@ class DeviceAttention {
   void ReturnTail(size_t group, int layer);
   void SpillStaged(size_t group, int layer);
   int ListStaged(size_t group, int layer, int num_blocks);
+
+  // device_eviction.cc
+  bool has_biases() const { return !options_.eviction_weights.empty(); }
+  kernels::EvictionSegment EvictionOf(const AttentionPiece& piece);
+  const float* const* BiasesOf(int table) const;
+  void AppendBiases(kernels::Backend* backend, const Group& group, int layer, int64_t offset);
+  void PlaceBiases(kernels::Backend* backend, Time time, Range range, int layer);
 
   // device_infinigen.cc
   bool has_infinigen() const { return options_.infinigen_basis != nullptr; }

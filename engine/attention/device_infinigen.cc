@@ -22,15 +22,10 @@ void DeviceAttention::UploadBasis() {
   }
 }
 
-// Partial keys of the piece's rows and, where it is the segment's first, of all tokens before that
-// have none: a whole prompt's behind its last chunk, a resumed sequence's.
+// Those that lack partial keys before the piece: a whole prompt behind its last chunk, a resumed
+// sequence.
 kernels::ProjectSegment DeviceAttention::ProjectOf(const AttentionPiece& piece) {
-  Segment rows = piece.rows;
-  const StepSegment& segment = *piece.segment;
-  if (rows.first_position == segment.rows.first_position) {
-    rows.first_position = std::min(rows.first_position, segment.kv->partial_tokens);
-    rows.num_rows += piece.rows.first_position - rows.first_position;
-  }
+  const Segment rows = WithMissing(piece, piece.segment->kv->partial_tokens);
   return {.rows = rows,
           .pages = tables_->lists(piece.table) + FirstBlock(rows),
           .block_stride = 1,

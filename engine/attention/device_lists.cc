@@ -27,15 +27,25 @@ DeviceAttention::Rule DeviceAttention::RuleOf(AttentionPolicy policy) {
   return policy == AttentionPolicy::kSparse ? kSparseRule : kForecastRule;
 }
 
-bool DeviceAttention::ChoosesInTime(const StepSegment& segment) {
+bool DeviceAttention::ChoosesInTime(const StepSegment& segment) const {
   const memory::SequenceKv& kv = *segment.kv;
-  return segment.rows.num_rows > 1 ||
-         (kv.demand.partial_keys && kv.partial_tokens < segment.rows.first_position);
+  const int first = segment.rows.first_position;
+  return segment.rows.num_rows > 1 || (kv.demand.partial_keys && kv.partial_tokens < first) ||
+         (has_biases() && tables_->biased_tokens(kv.id) < first);
+}
+
+Segment DeviceAttention::WithMissing(const AttentionPiece& piece, int have) {
+  Segment rows = piece.rows;
+  if (rows.first_position != piece.segment->rows.first_position) return rows;
+  rows.first_position = std::min(rows.first_position, have);
+  rows.num_rows += piece.rows.first_position - rows.first_position;
+  return rows;
 }
 
 void DeviceAttention::Begin() {
   lists_.append.clear();
   lists_.compress.clear();
+  lists_.evict.clear();
   lists_.tails.clear();
   for (auto& select : lists_.select) select.clear();
   for (int time = 0; time < kNumTimes; ++time) {
@@ -94,6 +104,7 @@ kernels::CompressSegment DeviceAttention::CompressOf(const AttentionPiece& piece
 kernels::AttentionSegment DeviceAttention::WholeOf(const AttentionPiece& piece) {
   return {.rows = piece.rows,
           .pages = tables_->lists(piece.table),
+          .biases = has_biases() ? BiasesOf(piece.table) : nullptr,
           .list_stride = tables_->options().max_blocks};
 }
 
@@ -105,6 +116,12 @@ kernels::SelectSegment DeviceAttention::SelectOf(const AttentionPiece& piece, Ru
   } else {
     select.key_pages = tables_->key_lists(piece.table);
     select.key_page_stride = tables_->max_key_pages();
+  }
+  if (has_biases()) {
+    AUGUR_CHECK(rule != kInfinigenRule);
+    const kernels::SelectionBudget& budget = select.budget;
+    select.eviction_pages = reinterpret_cast<const float* const*>(tables_->mean_lists(piece.table));
+    select.query_top_k = std::clamp(options_.query_top_k, budget.init + budget.local, budget.top_k);
   }
   return select;
 }
@@ -132,6 +149,9 @@ kernels::AttentionSegment DeviceAttention::ChosenOf(const AttentionPiece& piece,
           .pages = selection.pages.data() + at,
           .blocks = selection.blocks.data() + at,
           .counts = selection.counts.data() + size_t(piece.rows.first_row) * options_.num_kv_heads,
+          .biases = has_biases()
+                        ? reinterpret_cast<const float* const*>(selection.biases.data() + at)
+                        : nullptr,
           .list_stride = stride_};
 }
 
@@ -157,6 +177,7 @@ void DeviceAttention::AddPadding(int row) {
   const Segment none{.first_row = row};
   lists_.append.push_back({.rows = none});
   lists_.compress.push_back({.rows = none});
+  if (has_biases()) lists_.evict.push_back({.rows = none});
   lists_.tails.push_back({.rows = none});
   for (auto& select : lists_.select) select.emplace_back().rows = none;
   for (int time = 0; time < kNumTimes; ++time) {
@@ -176,6 +197,7 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   in_time_ = in_time_ || ChoosesInTime(*piece.segment);
   lists_.append.back() = AppendOf(piece);
   if (kv.demand.selects) lists_.compress.back() = CompressOf(piece);
+  if (has_biases()) lists_.evict.back() = EvictionOf(piece);
   if (kv.demand.partial_keys) lists_.project.back() = ProjectOf(piece);
   if (kv.tiered()) lists_.tails.back() = TailOf(piece);
   if (piece.policy == AttentionPolicy::kDense) {
@@ -199,6 +221,7 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
 void DeviceAttention::AddAppended(const AttentionPiece& piece) {
   lists_.append.push_back(AppendOf(piece));
   if (piece.segment->kv->demand.selects) lists_.compress.push_back(CompressOf(piece));
+  if (has_biases()) lists_.evict.push_back(EvictionOf(piece));
 }
 
 void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
@@ -258,6 +281,7 @@ void DeviceAttention::AddPieces(std::span<const AttentionPiece> pieces, PhaseInd
   const auto each = [&](const auto& act) {
     act(lists_.append, &group->append);
     act(lists_.compress, &group->compress);
+    act(lists_.evict, &group->evict);
     act(lists_.dense, &group->dense[phase]);
     act(lists_.project, &group->project);
     for (int rule = 0; rule < kNumRules; ++rule) {
@@ -285,6 +309,7 @@ void DeviceAttention::AddPrompt(const AttentionPiece& piece) {
   AUGUR_CHECK(staged_.empty());
   if (main_.append.count == 0) main_.append.count = decode_rows_;
   if (main_.compress.count == 0) main_.compress.count = decode_rows_;
+  if (has_biases() && main_.evict.count == 0) main_.evict.count = decode_rows_;
   if (main_.project.count == 0) main_.project.count = decode_rows_;
   AddPieces({&piece, 1}, kPromptRows, &main_);
 }
@@ -363,6 +388,7 @@ void DeviceAttention::Finish(StepTables* tables, const AttentionCalls& calls, in
   max_blocks_ = max_blocks;
   if (main_.append.count == 0) main_.append.count = decode_rows_;
   if (selects() && main_.compress.count == 0) main_.compress.count = decode_rows_;
+  if (has_biases() && main_.evict.count == 0) main_.evict.count = decode_rows_;
   const Range decode{0, decode_rows_};
   main_.dense[kDecodeRows] = calls.dense ? decode : Range{};
   main_.select[kSparseRule][kDecodeRows] = calls.sparse ? decode : Range{};
@@ -382,6 +408,7 @@ void DeviceAttention::Pack(StepTables* tables) {
   arrays_ = {};
   arrays_.append = tables->Put(lists_.append);
   if (selects()) arrays_.compress = tables->Put(lists_.compress);
+  if (has_biases()) arrays_.evict = tables->Put(lists_.evict);
   if (whole || calls_.tiered) arrays_.tails = tables->Put(lists_.tails);
   const std::array<bool, kNumRules> called = {calls_.sparse, calls_.forecast, calls_.infinigen};
   for (int rule = 0; rule < kNumRules; ++rule) {
@@ -417,7 +444,8 @@ void DeviceAttention::Pack(StepTables* tables) {
 size_t DeviceAttention::BytesOfStep(int rows, int segments) const {
   const size_t row_bytes =
       sizeof(kernels::AppendSegment) + sizeof(kernels::CompressSegment) +
-      sizeof(kernels::TailSegment) + (kNumRules + 1) * sizeof(kernels::SelectSegment) +
+      sizeof(kernels::TailSegment) + (has_biases() ? sizeof(kernels::EvictionSegment) : 0) +
+      (kNumRules + 1) * sizeof(kernels::SelectSegment) +
       2 * kNumTimes * sizeof(kernels::PlaceSegment) + 5 * sizeof(kernels::AttentionSegment) +
       (has_infinigen()
            ? sizeof(kernels::ProjectSegment) + sizeof(kernels::QuerySegment) +

@@ -10,6 +10,7 @@ namespace augur::engine {
 namespace {
 
 using kernels::kBlockTokens;
+using kernels::kKeyPageBlocks;
 using memory::SequenceKv;
 
 }  // namespace
@@ -19,16 +20,21 @@ using memory::SequenceKv;
 void LayerWorker::AddEvictionSegment(const SequenceKv& kv, int layer, const kernels::Segment& rows,
                                      const std::byte* const* pages) {
   const memory::KvPools& pools = store_->pools();
-  const int first = FirstBlock(rows);
+  const int end = EndBlock(rows);
+  const int mean_pages = (end + kKeyPageBlocks - 1) / kKeyPageBlocks;
   eviction_segments_.push_back({.rows = rows,
                                 .pages = pages,
                                 .biases = bias_targets_.data() + bias_targets_.size(),
-                                .means = mean_targets_.data() + mean_targets_.size()});
-  for (int block = first - 1; block < EndBlock(rows); ++block) {
+                                .mean_pages = mean_targets_.data() + mean_targets_.size(),
+                                .mean_page_stride = mean_pages});
+  for (int block = FirstBlock(rows) - 1; block < end; ++block) {
     for (int head = 0; head < options_.num_kv_heads; ++head) {
       bias_targets_.push_back(block < 0 ? nullptr : kv.block_biases(pools, layer, head, block));
-      if (block < first) continue;
-      mean_targets_.push_back(kv.block_bias_means(pools, layer, head, block));
+    }
+  }
+  for (int head = 0; head < options_.num_kv_heads; ++head) {
+    for (int page = 0; page < mean_pages; ++page) {
+      mean_targets_.push_back(kv.block_bias_means(pools, layer, head, page * kKeyPageBlocks));
     }
   }
 }
@@ -66,7 +72,7 @@ void LayerWorker::RestoreBiases(const StepSegment& segment) {
   const kernels::Segment rows{0, (end - first) * kBlockTokens, first * kBlockTokens};
   const size_t entries = size_t(end - first + 1) * options_.num_kv_heads;
   bias_targets_.reserve(entries);
-  mean_targets_.reserve(entries);
+  mean_targets_.reserve((end / kKeyPageBlocks + 1) * options_.num_kv_heads);
   for (int layer = 0; layer < options_.num_layers; ++layer) {
     std::vector<const std::byte*> pages;
     for (int block = first; block < end; ++block) {

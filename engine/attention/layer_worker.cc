@@ -91,7 +91,7 @@ absl::Status LayerWorker::Allocate() {
   list_pages_.reserve(3 * segments * heads * context_blocks);
   if (has_biases()) {
     bias_targets_.reserve(touched);
-    mean_targets_.reserve(touched);
+    mean_targets_.reserve(key_targets_.capacity());
     mean_pages_.reserve(key_pages_.capacity());
     list_biases_.reserve(list_pages_.capacity());
     eviction_segments_.reserve(segments);

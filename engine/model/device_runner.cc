@@ -110,6 +110,8 @@ absl::Status DeviceRunner::CreateAttention() {
                                                           .partial_keys = has_infinigen()}));
   std::span<const LayerWeights> head_norms;
   if (config_.has_head_norms) head_norms = layers_->weights().layers;
+  std::span<const LayerWeights> eviction_weights;
+  if (config_.has_eviction_heads) eviction_weights = layers_->weights().layers;
   AUGUR_ASSIGN_OR_RETURN(
       attention_,
       DeviceAttention::Create(backend_,
@@ -134,7 +136,9 @@ absl::Status DeviceRunner::CreateAttention() {
                                .head_norm_epsilon = static_cast<float>(config_.rms_norm_epsilon),
                                .infinigen_basis = infinigen_basis(),
                                .query_weights = layers_->weights().layers,
-                               .hidden_size = config_.hidden_size},
+                               .hidden_size = config_.hidden_size,
+                               .eviction_weights = eviction_weights,
+                               .query_top_k = config_.query_top_k_blocks},
                               tables_.get(), transfers_));
   if (options_.max_slots == 0) return absl::OkStatus();
   // A chunk's blocks, two that each sequence ends or begins, and some of one that is moved behind.
@@ -246,8 +250,9 @@ void DeviceRunner::NoteComputed(const StepInputs& inputs) {
   for (const StepSegment& segment : inputs.segments) {
     memory::SequenceKv* const kv = segment.kv;
     kv->keyed_blocks = std::max(kv->keyed_blocks, CompleteBlocks(segment.rows));
-    if (!kv->demand.partial_keys) continue;
     const int end = segment.rows.first_position + segment.rows.num_rows;
+    if (config_.has_eviction_heads) tables_->NoteBiased(kv->id, end);
+    if (!kv->demand.partial_keys) continue;
     kv->summed_tokens = std::max(kv->summed_tokens, std::min(end, segment.prompt_tokens));
     if (end >= segment.prompt_tokens) kv->partial_tokens = std::max(kv->partial_tokens, end);
   }
@@ -296,7 +301,7 @@ DeviceRunner::InFlight DeviceRunner::LaunchRest(const StepInputs& inputs) {
   sampled_ = shape.sampled;
   const bool in_time = std::any_of(
       pieces_.decode.begin(), pieces_.decode.end(),
-      [](const Piece& piece) { return DeviceAttention::ChoosesInTime(*piece.attention.segment); });
+      [&](const Piece& piece) { return attention_->ChoosesInTime(*piece.attention.segment); });
   const bool as_graph = pieces_.decode.size() == static_cast<size_t>(shape.phases.rows) &&
                         shape.phases.rows <= options_.max_segments && !in_time;
   // What staged rows will read has been written, and lists of earlier steps have been read.

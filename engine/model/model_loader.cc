@@ -187,8 +187,8 @@ absl::Status NotOnDevice(const char* key, const std::string& expected, const std
 }
 
 // What the device's runner does not do yet.
-absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& config,
-                               const ResolvedAttention& attention, int max_context) {
+absl::Status CheckDeviceServes(const ModelOptions& options, const ResolvedAttention& attention,
+                               int max_context) {
   // Of which one CTA holds a group's (kernels/cuda/place_blocks.cu).
   constexpr int kMostSlots = 1024;
   if (const int slots = std::min(attention.num_slots(), BlocksFor(max_context));
@@ -199,8 +199,6 @@ absl::Status CheckDeviceServes(const ModelOptions& options, const ModelConfig& c
   if (options.kv.page_check != 0) {
     return NotOnDevice("page_check", "0", absl::StrCat(options.kv.page_check));
   }
-  if (config.has_eviction_heads)
-    return NotOnDevice("model", "a family without eviction heads", config.family);
   return absl::OkStatus();
 }
 
@@ -282,7 +280,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                        options.kv.residency, backend->IsDevice()));
   model.attention.choice.values.sampled = model.attention.values.sampled;
   if (backend->IsDevice()) {
-    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, config, model.attention, model.max_context));
+    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(options, model.attention, model.max_context));
   }
   // No selection is larger than the context.
   const int max_top_k = std::min(model.attention.max_top_k, BlocksFor(model.max_context));

@@ -1,5 +1,5 @@
 // From a Hugging Face folder to a runner that is ready to step. What a device's runner does not
-// serve (eviction heads, the page check) is refused by name.
+// serve (the page check) is refused by name.
 //
 // Thread: any one; not concurrent with steps. Failure: a status of one line that names file, key or
 // tensor, what was expected and what was found (INVALID_ARGUMENT, NOT_FOUND), or RESOURCE_EXHAUSTED

@@ -59,8 +59,10 @@ absl::Status SequenceTables::Allocate() {
     bytes += count * sizeof(T);
     fits = fits && array->allocated();
   };
-  // The staging area's two lists stand behind the last sequence's.
-  reserve(tables * lists_row() + 2 * lists_layer(), &lists_);
+  // The staging area's two lists stand behind the last sequence's, lists of biases behind those.
+  const bool biases = pools_.layout.has_biases();
+  reserve(biases_offset() + (biases ? tables * lists_row() : 0), &lists_);
+  reserve(biases ? tables * layers * keys_layer() : 0, &mean_lists_);
   reserve(tables * layers * keys_layer(), &key_lists_);
   reserve(tables * layers * partial_layer(), &partial_lists_);
   reserve(options_.partial_keys ? tables * layers * sums_layer() : 0, &channel_sums_);
@@ -125,6 +127,7 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
     missing_.keys.push_back(
         {.table = index, .block = table.key_pages, .frame = kv.key_frames[table.key_pages]});
   }
+  if (pools_.layout.has_biases()) ListBiases(kv, index, blocks);
   const int partial_pages =
       std::min(static_cast<int>(kv.partial_frames.size()), max_partial_pages_);
   for (; table.partial_pages < partial_pages; ++table.partial_pages) {
@@ -133,6 +136,23 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
                                 .frame = kv.partial_frames[table.partial_pages]});
   }
   return index;
+}
+
+// As SequenceKv::block_biases and block_bias_means have it; means by pages of kKeyFrameBlocks.
+void SequenceTables::ListBiases(const memory::SequenceKv& kv, int table, int blocks) {
+  const int frame_blocks = pools_.layout.bias_frame_blocks();
+  const int mean_bytes = frame_blocks * memory::kBiasTokens * static_cast<int>(sizeof(float));
+  for (int& block = tables_[table].bias_blocks; block < blocks; ++block) {
+    MappedBlock mapped{
+        .table = table, .block = block, .frame = kv.bias_frames.at(block / frame_blocks)};
+    const int place = block % frame_blocks;
+    mapped.byte_shift = place * memory::kBiasTokens * static_cast<int>(sizeof(float));
+    missing_.biases.push_back(mapped);
+    if (block % memory::kKeyFrameBlocks != 0 || max_key_pages_ == 0) continue;
+    mapped.block = block / memory::kKeyFrameBlocks;
+    mapped.byte_shift = mean_bytes + place * memory::kBiasWindows * static_cast<int>(sizeof(float));
+    missing_.means.push_back(mapped);
+  }
 }
 
 // As SequenceKv::resident_page has it.
@@ -237,6 +257,12 @@ void SequenceTables::Upload() {
   params.lists = partial_lists_.data();
   params.max_blocks = max_partial_pages_;
   Map(&missing_.partial, params);
+  params = lists;
+  params.lists = lists_.data() + biases_offset();
+  Map(&missing_.biases, params);
+  params.lists = mean_lists_.data();
+  params.max_blocks = max_key_pages_;
+  Map(&missing_.means, params);
 }
 
 void SequenceTables::Map(std::vector<MappedBlock>* mapped, kernels::MapPagesParams params) {

@@ -9,6 +9,10 @@
 //                list the staging area's two halves, block b at place b.
 //   slot_pages, slot_blocks, slot_stamps   [tables][layers][kv heads][max_slots]
 //   key_lists    [tables][layers][kv heads][max_key_pages]: pages of compressed keys
+//   lists        a second time, biases_offset() entries behind, where the model has eviction
+//   biases:
+//                those of each block
+//   mean_lists   as key_lists: pages of window means of the biases
 //   partial_lists   likewise [max_partial_pages]: pages of InfiniGen's partial keys
 //   channel_sums, channels   [tables][layers][kv heads][head_dim], [head_dim / 4]: its state, which
 //                SequenceKv holds while the sequence has no row here
@@ -17,6 +21,7 @@
 // bytes and knobs. There are at least as many rows as sequences that run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -58,6 +63,13 @@ class SequenceTables {
     const auto found = table_of_.find(id);
     return found == table_of_.end() ? 0 : tables_[found->second].on_host;
   }
+  // Of a sequence's tokens those whose eviction biases are on the device: nobody but the device
+  // keeps them, so each sequence that is new to its row lacks all.
+  int biased_tokens(memory::SequenceId id) const { return tables_[TableOf(id)].biased_tokens; }
+  void NoteBiased(memory::SequenceId id, int tokens) {
+    int& biased = tables_[TableOf(id)].biased_tokens;
+    biased = std::max(biased, tokens);
+  }
   // Sends what Prepare has found missing, in order with ops.
   void Upload();
   // The sequence is about to leave the device, or has ended. `keep`: what its slots hold is written
@@ -70,6 +82,10 @@ class SequenceTables {
 
   // A row's part of each table, at layer 0; further layers lie `..._layer` entries behind.
   std::byte** lists(int table) { return lists_.data() + table * lists_row(); }
+  int64_t biases_offset() const { return options_.num_tables * lists_row() + 2 * lists_layer(); }
+  std::byte** mean_lists(int table) {
+    return mean_lists_.data() + table * keys_layer() * pools_.layout.num_layers;
+  }
   int64_t lists_layer() const { return int64_t{pools_.layout.num_kv_heads} * options_.max_blocks; }
   std::byte** key_lists(int table) {
     return key_lists_.data() + table * keys_layer() * pools_.layout.num_layers;
@@ -110,6 +126,8 @@ class SequenceTables {
     std::vector<kernels::MappedBlock> slots;
     std::vector<kernels::MappedBlock> keys;
     std::vector<kernels::MappedBlock> partial;
+    std::vector<kernels::MappedBlock> biases;
+    std::vector<kernels::MappedBlock> means;
   };
   struct Table {
     memory::SequenceId sequence = 0;
@@ -118,6 +136,8 @@ class SequenceTables {
     int on_host = 0;     // listed at their host pages
     int key_pages = 0;
     int partial_pages = 0;
+    int bias_blocks = 0;
+    int biased_tokens = 0;
   };
 
   SequenceTables(kernels::Backend* backend, const memory::KvPools& pools,
@@ -126,6 +146,7 @@ class SequenceTables {
   int Claim(const memory::SequenceKv& kv);
   void ListLayer0(const memory::SequenceKv& kv, int table, int block);
   void UploadSlots(const memory::SequenceKv& kv, int table);
+  void ListBiases(const memory::SequenceKv& kv, int table, int blocks);
   void UploadChannels(const memory::SequenceKv& kv, int table);
   void DownloadSlots(int table, memory::SequenceKv* kv);
   void ListStaging();
@@ -145,6 +166,7 @@ class SequenceTables {
 
   kernels::BackendArray<std::byte*> lists_;
   kernels::BackendArray<std::byte*> key_lists_;
+  kernels::BackendArray<std::byte*> mean_lists_;
   kernels::BackendArray<std::byte*> partial_lists_;
   kernels::BackendArray<float> channel_sums_;
   kernels::BackendArray<int32_t> channels_;

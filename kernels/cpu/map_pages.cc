@@ -17,7 +17,7 @@ void CpuBackend::MapPages(const MapPagesParams& params) {
       const size_t list = size_t(mapped.table) * groups + group;
       const size_t page = size_t(mapped.frame) * groups + group + mapped.layer_shift * heads;
       params.lists[list * params.max_blocks + mapped.block] =
-          params.pool + page * params.page_bytes;
+          params.pool + page * params.page_bytes + mapped.byte_shift;
     }
   }
 }

@@ -57,7 +57,7 @@ AttentionSpan SpanOfHead(const PagedAttentionParams& params, const AttentionSegm
   const size_t list = size_t(kv_head) * segment.list_stride;
   span.pages = segment.pages + params.pages_offset + list;
   if (segment.blocks != nullptr) span.blocks = segment.blocks + list;
-  if (segment.biases != nullptr) span.biases = segment.biases + list;
+  if (segment.biases != nullptr) span.biases = segment.biases + params.biases_offset + list;
   span.first_position = segment.rows.first_position;
   span.first_entry = params.first_entry;
   span.head_dim = params.head_dim;

@@ -343,6 +343,4 @@ std::vector<LaunchTime> CudaBackend::TakeLaunchTimes() {
 
 void CudaBackend::Synchronize() { AUGUR_CUDA(cudaStreamSynchronize(stream_)); }
 
-void CudaBackend::EvictionBias(const EvictionBiasParams&) { AUGUR_CHECK(!"built for CUDA"); }
-
 }  // namespace augur::kernels

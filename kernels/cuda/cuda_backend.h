@@ -70,9 +70,6 @@ class CudaBackend final : public Backend {
   void ChooseChannels(const ChooseChannelsParams& params) override;
   void ProjectKeys(const ProjectKeysParams& params) override;
   void ProjectQueries(const ProjectQueriesParams& params) override;
-
-  // Not built for CUDA yet: calling it is a CHECK, and the model loader refuses families that
-  // would.
   void EvictionBias(const EvictionBiasParams& params) override;
 
   Backend* OnLane(Lane lane) override { return lanes_.at(static_cast<size_t>(lane)).get(); }

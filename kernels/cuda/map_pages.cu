@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kThreads) MapPagesKernel(MapPagesParams params
     const size_t list = size_t(mapped.table) * groups + group;
     const size_t page =
         size_t(mapped.frame) * groups + group + mapped.layer_shift * params.num_kv_heads;
-    params.lists[list * params.max_blocks + mapped.block] = params.pool + page * params.page_bytes;
+    params.lists[list * params.max_blocks + mapped.block] =
+        params.pool + page * params.page_bytes + mapped.byte_shift;
   }
 }
 

@@ -72,7 +72,9 @@ __device__ RowList ListOf(const PagedAttentionParams& params, const AttentionSeg
   const int last_block = list.position / kBlockTokens;
   const size_t head_list = size_t(kv_head) * segment.list_stride;
   list.pages = segment.pages + params.pages_offset + head_list;
-  if (segment.biases != nullptr) list.biases = segment.biases + head_list;
+  if (segment.biases != nullptr) {
+    list.biases = segment.biases + params.biases_offset + head_list;
+  }
   if (segment.choices != nullptr) {
     const size_t choice = size_t(row) * params.num_kv_heads + kv_head;
     list.blocks = segment.choices + choice * segment.choice_stride;

@@ -66,9 +66,10 @@ struct PagedAttentionParams {
   bool has_biases = false;
   bool has_blocks = false;
   bool has_choices = false;
-  // Added to every segment's `pages`, in entries: lists of several layers that lie behind each
-  // other share their segments.
+  // Added to every segment's `pages`, and to its `biases`, in entries: lists of several layers that
+  // lie behind each other share their segments.
   int64_t pages_offset = 0;
+  int64_t biases_offset = 0;
 
   // A long list may pass by in several calls, first_entry rising from 0 and each call going on
   // where the last one ended (both are multiples of kAttentionGroupBlocks): then pages, blocks and

@@ -514,6 +514,64 @@ TEST_F(NosaTest, InABatch) {
   }
 }
 
+// The runner for devices: on the CPU the bits of the CPU's own, on a device close to them; and in
+// itself the same bits wherever KV lies, saved and resumed, and after a prefix hit.
+TEST_F(NosaTest, OnADevice) {
+  for (const tests::DriverBackend backend : tests::DriverBackendsHere()) {
+    if (backend == tests::DriverBackend::kCpu) continue;
+    ModelDriverOptions options = Options();
+    options.backend = backend;
+    for (const AttentionChoice& choice :
+         {Choice(AttentionPolicy::kForecast, AttentionPolicy::kForecast),
+          Choice(AttentionPolicy::kSparse, AttentionPolicy::kSparse),
+          Choice(AttentionPolicy::kDense, AttentionPolicy::kDense)}) {
+      SCOPED_TRACE(std::string(tests::NameOf(backend)) + " " + choice.Fingerprint());
+      ModelDriver model(options);
+      const Logits expected = model.Complete(Prompt(kPrompt), 512, 25, choice);
+      if (backend == tests::DriverBackend::kCpuAsDevice) {
+        ModelDriver host(Options());
+        ExpectSameLogits(host.Complete(Prompt(kPrompt), 512, 25, choice), expected);
+      }
+      ExpectSameLogits(model.Complete(Prompt(kPrompt), 64, 25, choice, Residency::kTiered),
+                       expected);
+      if (choice.decode == AttentionPolicy::kSparse) continue;
+      ExpectSameLogits(tests::SavedAndResumed(&model, Prompt(kPrompt), choice, 25, 9, OtherPrompt),
+                       expected);
+      for (const Residency residency : {Residency::kDevice, Residency::kTiered}) {
+        ModelDriver hit(options);
+        tests::PublishPrompt(&hit, Prompt(kPrompt), choice, residency);
+        hit.Complete(Prompt(900, 3), 512, 2, choice, residency);  // over the donor's frames
+        ExpectSameLogits(tests::AfterAPrefixHit(&hit, Prompt(kPrompt), choice, residency, 9, 25),
+                         expected);
+      }
+    }
+  }
+}
+
+// A float32 model and KV, whose choices rounding does not change.
+TEST_F(NosaTest, ADeviceIsCloseToTheCpu) {
+  constexpr double kDeviceTolerance = 1e-3;  // of the largest |logit|
+  for (const tests::DriverBackend backend : tests::DriverBackendsHere()) {
+    if (backend != tests::DriverBackend::kCuda) continue;
+    ModelDriverOptions options = Options(scratch_.path(), kernels::DType::kF32);
+    ModelDriver host(options);
+    options.backend = backend;
+    ModelDriver device(options);
+    for (const AttentionPolicy policy : {AttentionPolicy::kDense, AttentionPolicy::kSparse}) {
+      const AttentionChoice choice = Choice(policy, policy);
+      const Logits expected = host.Complete(Prompt(600), 512, 6, choice);
+      const Logits found = device.Complete(Prompt(600), 512, 6, choice);
+      for (size_t row = 0; row < found.size(); ++row) {
+        double worst = 0;
+        for (size_t i = 0; i < found[row].size(); ++i) {
+          worst = std::max(worst, std::abs(double(found[row][i]) - expected[row][i]));
+        }
+        EXPECT_LT(worst, kDeviceTolerance * LargestOf(expected)) << NameOf(policy) << " " << row;
+      }
+    }
+  }
+}
+
 TEST_F(NosaTest, FramesOfBiasesAreCounted) {
   // The 8B shape: a frame of 2 MiB holds the biases of 96 blocks.
   const memory::KvLayout layout = memory::MakeKvLayout(32, 2, 128, 2, /*biases=*/true);

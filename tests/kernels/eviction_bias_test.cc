@@ -47,13 +47,13 @@ class EvictionBiasTest : public testing::TestWithParam<Case> {
 
   void Clear() {
     biases_.assign(kBlocks * kHeads * 64, kUntouched);
-    means_.assign(kBlocks * kHeads * 4, kUntouched);
+    means_.assign(kHeads * 128, kUntouched);
   }
   float bias(int token, int head) const {
     return biases_[(token / 64 * kHeads + head) * 64 + token % 64];
   }
   float mean(int window, int head) const {  // place as of compressed keys
-    return means_[((window + 1) / 4 * kHeads + head) * 4 + (window + 1) % 4];
+    return means_[head * 128 + window + 1];
   }
 
   void Run(Backend& backend, int first, int count) {
@@ -62,6 +62,7 @@ class EvictionBiasTest : public testing::TestWithParam<Case> {
         first_block > 0 && first % 64 <= 15 && first + count > first_block * 64 + 15;
     std::vector<const std::byte*> pages;
     std::vector<float*> biases, means;
+    for (int head = 0; head < kHeads; ++head) means.push_back(means_.data() + head * 128);
     for (int block = first_block - 1; block < end_block; ++block) {
       for (int head = 0; head < kHeads; ++head) {
         const bool given = block >= first_block || reads_before;
@@ -69,13 +70,13 @@ class EvictionBiasTest : public testing::TestWithParam<Case> {
         biases.push_back(given ? biases_.data() + at * 64 : nullptr);
         if (block < first_block) continue;
         pages.push_back(pages_[at].data());
-        means.push_back(means_.data() + at * 4);
       }
     }
     const EvictionSegment segment{.rows = {0, count, first},
                                   .pages = pages.data(),
                                   .biases = biases.data(),
-                                  .means = means.data()};
+                                  .mean_pages = means.data(),
+                                  .mean_page_stride = 1};
     backend.EvictionBias({.gate = gate_.data(),
                           .weight = weight_.data(),
                           .bias = GetParam().has_bias ? bias_.data() : nullptr,
@@ -102,7 +103,7 @@ class EvictionBiasTest : public testing::TestWithParam<Case> {
   std::vector<float> gate_, weight_, bias_;
   std::vector<std::vector<std::byte>> pages_;  // [blocks][kv heads]
   std::vector<float> biases_;                  // [blocks][kv heads][64]
-  std::vector<float> means_;                   // [blocks][kv heads][4]
+  std::vector<float> means_;                   // [kv heads][128]
 };
 
 TEST_P(EvictionBiasTest, EqualsDoubleAndWritesNothingElse) {
