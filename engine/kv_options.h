@@ -28,6 +28,9 @@ struct KvOptions {
   int64_t device_bytes = 0;
   int64_t host_bytes = 0;               // unused under kDevice
   std::optional<kernels::DType> dtype;  // of KV pages; unset: the checkpoint's
+  // Host pages in fp8 (kernels/fp8_page.h): half the bytes over the link. Rows are rounded to that
+  // when they are appended, in every sequence. Not under kDevice.
+  bool host_fp8 = false;
   // Working set of a prefill chunk beyond slots, a multiple of 16 and at least the largest budget;
   // 0: 64, or that budget.
   int staging_blocks = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <limits>
 
 #include "kernels/check.h"
@@ -174,7 +173,7 @@ void CopyThreads::Run() {
       busy_begun_ns_ += now_ns;
       lock.unlock();
       for (size_t i = 0; i < batch.num_copies; ++i) {
-        std::memcpy(batch.copies[i].to, batch.copies[i].from, batch.copies[i].bytes);
+        batch.copies[i].Run();
       }
       lock.lock();
       Finish(batch, now_ns, NowNs());

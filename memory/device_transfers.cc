@@ -15,6 +15,8 @@ TransferCounts& CountsOf(TransferStats* stats, TransferKind kind) {
   return stats->by_kind[static_cast<size_t>(kind)];
 }
 
+bool Alike(const PageCopy& a, const PageCopy& b) { return a.bytes == b.bytes && a.fp8 == b.fp8; }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceTransfers>> DeviceTransfers::Create(
@@ -44,39 +46,43 @@ Ticket DeviceTransfers::Submit(TransferKind kind, std::span<const PageCopy> copi
   if (copies.empty() || !CanSubmit(copies.size())) return kNoTicket;
   lane_->Follow(backend_);
   size_t bytes = 0;
-  // Pages, compressed keys and biases come mixed; a call copies pieces of one size.
-  std::array<size_t, 8> sizes{};
-  size_t num_sizes = 0;
+  // Pages, compressed keys and biases come mixed; a call copies pieces of one kind.
+  std::array<PageCopy, 8> kinds{};
+  size_t num_kinds = 0;
   for (const PageCopy& copy : copies) {
     bytes += copy.bytes;
-    if (std::find(sizes.begin(), sizes.begin() + num_sizes, copy.bytes) ==
-        sizes.begin() + num_sizes) {
-      AUGUR_CHECK(num_sizes < sizes.size());
-      sizes[num_sizes++] = copy.bytes;
+    const auto end = kinds.begin() + num_kinds;
+    if (std::any_of(kinds.begin(), end,
+                    [&](const PageCopy& known) { return Alike(known, copy); })) {
+      continue;
     }
+    AUGUR_CHECK(num_kinds < kinds.size());
+    kinds[num_kinds++] = copy;
   }
-  for (size_t i = 0; i < num_sizes; ++i) RunList(copies, sizes[i]);
+  for (size_t i = 0; i < num_kinds; ++i) RunList(copies, kinds[i]);
   return Issue(kind, static_cast<int>(copies.size()), bytes);
 }
 
-// Those of `copies` that have this size.
-void DeviceTransfers::RunList(std::span<const PageCopy> copies, size_t bytes_each) {
+// Those of `copies` that are like this one.
+void DeviceTransfers::RunList(std::span<const PageCopy> copies, const PageCopy& like) {
   const size_t capacity = 2 * options_.max_copies;
-  const size_t count = std::count_if(
-      copies.begin(), copies.end(), [&](const PageCopy& copy) { return copy.bytes == bytes_each; });
+  const size_t count = std::count_if(copies.begin(), copies.end(),
+                                     [&](const PageCopy& copy) { return Alike(copy, like); });
   // The list lies in one piece; what is left at the end of the ring is passed over.
   size_t begin = list_end_;
   if (begin % capacity + count > capacity) begin += capacity - begin % capacity;
   kernels::PageCopy* list = lists_ + begin % capacity;
   size_t at = 0;
   for (const PageCopy& copy : copies) {
-    if (copy.bytes == bytes_each) list[at++] = {copy.from, copy.to};
+    if (Alike(copy, like)) list[at++] = {copy.from, copy.to};
   }
   list_end_ = begin + count;
+  const size_t page_bytes = std::max(like.bytes_read(), like.bytes_written());
   lane_->CopyPages({.pages = list,
                     .known_pages = static_cast<int>(count),
-                    .page_bytes = static_cast<int>(bytes_each),
-                    .quota = options_.ctas});
+                    .page_bytes = static_cast<int>(page_bytes),
+                    .quota = options_.ctas,
+                    .fp8 = like.fp8 == nullptr ? kernels::Fp8Pages{} : *like.fp8});
 }
 
 Ticket DeviceTransfers::Issue(TransferKind kind, int num_copies, size_t bytes) {

@@ -55,7 +55,7 @@ class DeviceTransfers final : public TransferEngine {
   };
 
   DeviceTransfers(kernels::Backend* backend, const DeviceTransfersOptions& options);
-  void RunList(std::span<const PageCopy> copies, size_t bytes_each);
+  void RunList(std::span<const PageCopy> copies, const PageCopy& like);
   void DropDone();
   void DropFirst();
 

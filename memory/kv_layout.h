@@ -19,7 +19,8 @@
 //                             each at the place of its compressed key
 //             value sums      sampled attention's control variate: float32 sums of the values of
 //                             sum_frame_blocks() blocks, [blocks][head_dim]
-//   host block   a block in the pinned pool: its pages, its compressed keys and, where the family
+//   host block   a block in the pinned pool: its pages, as they are or in fp8 (kernels/fp8_page.h),
+//                its compressed keys and, where the family
 //                has them, its biases ([64][4]), and its sum of values where those are kept
 //
 // Plain data and pure functions.
@@ -27,7 +28,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "kernels/dtype.h"
+#include "kernels/fp8_page.h"
 
 namespace augur::memory {
 
@@ -46,17 +51,25 @@ struct KvLayout {
   int head_dim = 0;
   size_t bias_bytes = 0;  // eviction biases of one block, layer and kv head; 0: the model has none
   size_t sum_bytes = 0;   // sum of values of one block, layer and kv head; 0: none are kept
+  // Host pages are in fp8, of pages of this type: a row is rounded to that when it is appended, in
+  // every sequence. Unset: host pages have the bytes of device pages.
+  std::optional<kernels::DType> fp8_of = {};
 
   int num_groups() const { return num_layers * num_kv_heads; }
   // Partial keys of one block, layer and kv head.
   size_t partial_bytes() const { return page_bytes / 8; }
   int num_channels() const { return head_dim / 4; }  // of a partial key
   size_t frame_bytes() const { return page_bytes * num_groups(); }
-  // The keys of a page, and the bytes of one row of them or of values.
+  // The keys of a page, or its values.
   size_t half_page_bytes() const { return page_bytes / 2; }
-  size_t row_bytes() const { return page_bytes / 2 / kBiasTokens; }
+  // The same of a page in the host pool: what crosses the link.
+  size_t host_page_bytes() const {
+    return fp8_of.has_value() ? kernels::Fp8PageBytes(head_dim) : page_bytes;
+  }
+  size_t half_host_page_bytes() const { return host_page_bytes() / 2; }
+  size_t host_row_bytes() const { return half_host_page_bytes() / kBiasTokens; }
   size_t host_block_bytes() const {
-    return (page_bytes + key_bytes + bias_bytes + sum_bytes) * num_groups();
+    return (host_page_bytes() + key_bytes + bias_bytes + sum_bytes) * num_groups();
   }
   bool has_biases() const { return bias_bytes > 0; }
   bool has_value_sums() const { return sum_bytes > 0; }

@@ -22,7 +22,11 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
                                                  layout.page_bytes * pools.num_staging_pages,
                                                  &pools.staging));
     AUGUR_RETURN_IF_ERROR(
-        memory->AllocateHost("host pool", groups * layout.page_bytes, &pools.host));
+        memory->AllocateHost("host pool", groups * layout.host_page_bytes(), &pools.host));
+    if (layout.fp8_of.has_value()) {
+      memory->fp8_ = pools.Fp8PagesOfHost();
+      pools.fp8 = &memory->fp8_;
+    }
     AUGUR_RETURN_IF_ERROR(memory->AllocateHost("compressed keys of the host pool",
                                                groups * layout.key_bytes, &pools.host_keys));
     if (layout.has_biases()) {

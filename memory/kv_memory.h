@@ -51,6 +51,7 @@ class KvMemory {
   kernels::Backend* const backend_;
   ResidencyStats stats_;
   KvPools pools_;
+  kernels::Fp8Pages fp8_;
   std::unique_ptr<TransferEngine> transfers_;
   std::optional<KvStore> store_;
 };

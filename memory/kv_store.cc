@@ -1,6 +1,7 @@
 #include "memory/kv_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/check.h"
@@ -187,7 +188,8 @@ void KvStore::RestoreAlwaysResident(SequenceKv* kv, int blocks) {
     const int source = kv->host_blocks[block];
     for (int head = 0; head < layout.num_kv_heads; ++head) {
       copies.push_back({pools_.host_page(source, 0, head),
-                        kv->resident_page(pools_, 0, head, block), layout.page_bytes});
+                        kv->resident_page(pools_, 0, head, block), layout.host_page_bytes(),
+                        pools_.fp8});
       for (int layer = 0; layout.has_biases() && layer < layout.num_layers; ++layer) {
         AppendBiasCopies(*kv, layer, head, block, /*to_host=*/false, &copies);
       }
@@ -227,7 +229,8 @@ void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
         const bool whole = kv->slot_has_values[index] != 0;
         copies.push_back({pools_.host_page(kv->host_blocks[group.blocks[slot]], layer, head),
                           kv->slot_page(pools_, layer, head, slot),
-                          whole ? layout.page_bytes : layout.half_page_bytes()});
+                          whole ? layout.host_page_bytes() : layout.half_host_page_bytes(),
+                          pools_.fp8});
       }
     }
   }
@@ -236,16 +239,40 @@ void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
 }
 
 bool KvStore::CheckPage(const std::byte* host_page, const std::byte* page) {
-  const size_t index = (host_page - pools_.host) / pools_.layout.page_bytes;
-  const PageCheck::Result result = page_check_.Verify(index, {page, pools_.layout.page_bytes});
+  const size_t bytes = pools_.layout.host_page_bytes();
+  const size_t index = (host_page - pools_.host) / bytes;
+  if (!page_check_.Holds(index)) return false;
+  const auto form = page == host_page ? std::span(page, bytes) : HostForm(page, bytes);
+  const PageCheck::Result result = page_check_.Verify(index, form);
   AUGUR_CHECK(result != PageCheck::Result::kDiffers);
   return result == PageCheck::Result::kEqual;
+}
+
+void KvStore::CheckHalf(const std::byte* host_page, const std::byte* half) {
+  const size_t bytes = pools_.layout.half_host_page_bytes();
+  AUGUR_CHECK(std::memcmp(host_page, HostForm(half, bytes).data(), bytes) == 0);
+}
+
+// Packing is exact for what has been rounded, and repeats itself for what has not.
+std::span<const std::byte> KvStore::HostForm(const std::byte* page, size_t host_bytes) {
+  if (pools_.fp8 == nullptr) return {page, host_bytes};
+  packed_.resize(pools_.layout.host_page_bytes());
+  const size_t half = pools_.layout.half_host_page_bytes();
+  for (size_t at = 0; at < host_bytes; at += half, page += pools_.layout.half_page_bytes()) {
+    kernels::PackHalfPage(pools_.fp8->dtype, pools_.fp8->head_dim, page, packed_.data() + at);
+  }
+  return {packed_.data(), host_bytes};
+}
+
+void KvStore::RecordSpill(size_t host_page, const std::byte* page) {
+  if (!page_check_.Draws(host_page)) return;
+  page_check_.Keep(host_page, HostForm(page, pools_.layout.host_page_bytes()));
 }
 
 // What comes back outside a step is checked where it lies.
 void KvStore::CheckSources(std::span<const PageCopy> copies) {
   for (const PageCopy& copy : copies) {
-    if (copy.bytes == pools_.layout.page_bytes) CheckPage(copy.from, copy.from);
+    if (copy.bytes == pools_.layout.host_page_bytes()) CheckPage(copy.from, copy.from);
   }
 }
 

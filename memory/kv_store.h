@@ -55,6 +55,8 @@ class KvStore {
   // Self-test: that `page`, the host page itself or a copy of it on the device, has the bytes that
   // were spilled; CHECKs. False: not one of the sampled ones.
   bool CheckPage(const std::byte* host_page, const std::byte* page);
+  // Likewise of the K half alone, if it has been fetched: that the device has what the host has.
+  void CheckHalf(const std::byte* host_page, const std::byte* half);
   int available_frames() const { return device_.available(); }
   int available_host_blocks() const { return host_ ? host_->available() : 0; }
   KvCounts frame_counts() const { return device_.counts(); }
@@ -138,6 +140,10 @@ class KvStore {
   void RestoreAlwaysResident(SequenceKv* kv, int blocks);
   void RestoreSlots(SequenceKv* kv, int blocks);
   void CheckSources(std::span<const PageCopy> copies);
+  void RecordSpill(size_t host_page, const std::byte* page);
+  // A device page, or half of one, as the host has it: itself, or packed in a buffer of the
+  // store's.
+  std::span<const std::byte> HostForm(const std::byte* page, size_t host_bytes);
   bool Quiet(SequenceKv* kv);
   void PublishLate(SequenceKv* kv);
   void CheckSequence(const SequenceKv& kv) const;
@@ -147,6 +153,7 @@ class KvStore {
   KvManager device_;               // frames; tables: 2 id shared blocks, 2 id + 1 private frames
   std::optional<KvManager> host_;  // host blocks; tables: id
   PageCheck page_check_;
+  std::vector<std::byte> packed_;  // a host page, where those are in fp8
   Sequences open_;
   Sequences saved_;
   Sequences closing_;
@@ -163,8 +170,9 @@ void KvStore::AppendWrites(const SequenceKv& kv, int layer, int first, int end, 
     const int target = kv.host_blocks[block];
     for (int head = 0; head < layout.num_kv_heads; ++head) {
       const std::byte* source = page(head, block);
-      page_check_.Record(pools_.group_index(target, layer, head), {source, layout.page_bytes});
-      copies->push_back({source, pools_.host_page(target, layer, head), layout.page_bytes});
+      RecordSpill(pools_.group_index(target, layer, head), source);
+      copies->push_back(
+          {source, pools_.host_page(target, layer, head), layout.host_page_bytes(), pools_.fp8});
       if (layout.has_biases()) {
         AppendBiasCopies(kv, layer, head, block, /*to_host=*/true, copies);
       }

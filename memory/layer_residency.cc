@@ -131,9 +131,10 @@ void LayerResidency::CopyBlock(const BlockRequest& row, int layer, int kv_head,
   // A chunk leaves blocks behind that no slot holds and whose write is under way.
   while (fetch.block >= kv->landed_blocks[layer]) WaitForWrite(kv, layer);
   const bool whole = row.values == nullptr || limits_.value_fetch == ValueFetch::kWhole;
-  const size_t bytes = whole ? pools_.layout.page_bytes : pools_.layout.half_page_bytes();
+  const size_t bytes =
+      whole ? pools_.layout.host_page_bytes() : pools_.layout.half_host_page_bytes();
   copies->push_back({pools_.host_page(kv->host_blocks[fetch.block], layer, kv_head),
-                     kv->slot_page(pools_, layer, kv_head, fetch.slot), bytes});
+                     kv->slot_page(pools_, layer, kv_head, fetch.slot), bytes, pools_.fp8});
   const size_t index = kv->slot_index(pools_.layout, layer, kv_head, fetch.slot);
   kv->slot_has_values[index] = whole ? 1 : 0;
   kv->slot_costs[index] = 0.0f;
@@ -143,14 +144,15 @@ void LayerResidency::CopyBlock(const BlockRequest& row, int layer, int kv_head,
 const std::byte* LayerResidency::ValuesOf(SequenceKv* kv, int layer, int kv_head, int slot,
                                           int block) {
   const bool here = kv->slot_has_values[kv->slot_index(pools_.layout, layer, kv_head, slot)] != 0;
-  const std::byte* page = here ? kv->slot_page(pools_, layer, kv_head, slot)
-                               : pools_.host_page(kv->host_blocks[block], layer, kv_head);
-  return page + pools_.layout.half_page_bytes();
+  if (here) return kv->slot_page(pools_, layer, kv_head, slot) + pools_.layout.half_page_bytes();
+  return pools_.host_page(kv->host_blocks[block], layer, kv_head) +
+         pools_.layout.half_host_page_bytes();
 }
 
 void LayerResidency::NoteValueRows(SequenceKv* kv, int layer, const int32_t* blocks,
                                    const int32_t* counts, const int32_t* entry_rows, int stride) {
-  const size_t row_bytes = pools_.layout.row_bytes(), half = pools_.layout.half_page_bytes();
+  const size_t row_bytes = pools_.layout.host_row_bytes();
+  const size_t half = pools_.layout.half_host_page_bytes();
   copies_.clear();
   for (int head = 0; head < pools_.layout.num_kv_heads; ++head) {
     const SlotGroup group = kv->group(pools_.layout, layer, head);
@@ -168,7 +170,8 @@ void LayerResidency::NoteValueRows(SequenceKv* kv, int layer, const int32_t* blo
       kv->slot_costs[index] += static_cast<float>(LinkNs(static_cast<double>(bytes)));
       if (kv->slot_costs[index] < static_cast<float>(LinkNs(static_cast<double>(half)))) continue;
       copies_.push_back({pools_.host_page(kv->host_blocks[block], layer, head) + half,
-                         kv->slot_page(pools_, layer, head, slot) + half, half});
+                         kv->slot_page(pools_, layer, head, slot) + pools_.layout.half_page_bytes(),
+                         half, pools_.fp8});
       kv->slot_has_values[index] = 1;
     }
   }
@@ -243,9 +246,9 @@ void LayerResidency::WaitForRequest(int layer, TransferKind kind) {
 // Whoever would attend to a page that differs would answer garbage.
 void LayerResidency::VerifyPages(std::span<const PageCopy> copies) {
   for (const PageCopy& copy : copies) {
-    const bool whole = copy.bytes == pools_.layout.page_bytes;
+    const bool whole = copy.bytes == pools_.layout.host_page_bytes();
     if (!store_->CheckPage(copy.from, whole ? copy.to : copy.from)) continue;
-    AUGUR_CHECK(whole || std::memcmp(copy.from, copy.to, copy.bytes) == 0);
+    if (!whole) store_->CheckHalf(copy.from, copy.to);
     stats_->checked_pages += 1;
   }
 }
@@ -312,7 +315,8 @@ int LayerResidency::CountMissing(int kv_head, std::span<const int32_t> blocks) c
 
 void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks, bool keys_only) {
   AUGUR_CHECK(tile_ == 0 || keys_only == tile_keys_only_);
-  const size_t bytes = keys_only ? pools_.layout.half_page_bytes() : pools_.layout.page_bytes;
+  const size_t bytes =
+      keys_only ? pools_.layout.half_host_page_bytes() : pools_.layout.host_page_bytes();
   tile_keys_only_ = keys_only;
   copies_.clear();
   ++tile_;
@@ -329,7 +333,7 @@ void LayerResidency::FetchTile(std::span<const std::vector<int32_t>> blocks, boo
     for (const SlotFetch& fetch : plan_.fetches) {
       ReadablePage(chunk_, chunk_layer_, head, fetch.block);  // its write has landed
       copies_.push_back({pools_.host_page(chunk_->host_blocks[fetch.block], chunk_layer_, head),
-                         FetchPage(head, fetch.slot), bytes});
+                         FetchPage(head, fetch.slot), bytes, pools_.fp8});
     }
     ApplySlotPlan(plan_, tile_wanted_, tile_, &group);
   }
@@ -361,7 +365,8 @@ const std::byte* LayerResidency::TileValues(int kv_head, int32_t block) {
   const int slot = FindSlot(chunk_->group(pools_.layout, chunk_layer_, kv_head), block);
   if (slot >= 0) return ValuesOf(chunk_, chunk_layer_, kv_head, slot, block);
   while (block >= chunk_->landed_blocks[chunk_layer_]) WaitForWrite(chunk_, chunk_layer_);
-  return pools_.host_page(chunk_->host_blocks[block], chunk_layer_, kv_head) + half;
+  return pools_.host_page(chunk_->host_blocks[block], chunk_layer_, kv_head) +
+         pools_.layout.half_host_page_bytes();
 }
 
 void LayerResidency::EndChunk(std::span<const std::vector<int32_t>> working_set,

@@ -73,21 +73,31 @@ uint64_t PageCheck::DrawGap() {
   return 1 + (draw ^ draw >> 31) % (2 * uint64_t{one_in_} - 1);
 }
 
-void PageCheck::Record(uint64_t host_page, std::span<const std::byte> bytes) {
-  if (one_in_ == 0) return;
+bool PageCheck::Draws(uint64_t host_page) {
+  if (one_in_ == 0) return false;
   Entry& entry = entries_[host_page % entries_.size()];
   if (entry.held && entry.page == host_page) entry.held = false;
-  if (--until_next_ > 0) return;
+  if (--until_next_ > 0) return false;
   until_next_ = DrawGap();
+  return true;
+}
+
+void PageCheck::Keep(uint64_t host_page, std::span<const std::byte> bytes) {
+  Entry& entry = entries_[host_page % entries_.size()];
   if (entry.held) ++counts_.displaced;
   entry = {.page = host_page, .hash = HashBytes(bytes), .bytes = bytes.size(), .held = true};
   ++counts_.recorded;
 }
 
-PageCheck::Result PageCheck::Verify(uint64_t host_page, std::span<const std::byte> bytes) {
-  if (one_in_ == 0) return Result::kNotSampled;
+bool PageCheck::Holds(uint64_t host_page) const {
+  if (one_in_ == 0) return false;
   const Entry& entry = entries_[host_page % entries_.size()];
-  if (!entry.held || entry.page != host_page) return Result::kNotSampled;
+  return entry.held && entry.page == host_page;
+}
+
+PageCheck::Result PageCheck::Verify(uint64_t host_page, std::span<const std::byte> bytes) {
+  if (!Holds(host_page)) return Result::kNotSampled;
+  const Entry& entry = entries_[host_page % entries_.size()];
   ++counts_.checked;
   if (entry.bytes == bytes.size() && entry.hash == HashBytes(bytes)) return Result::kEqual;
   ++counts_.failed;

@@ -39,8 +39,14 @@ class PageCheck {
 
   // To be called for every spill, before anything may write `bytes` again: it also forgets what the
   // host page held before.
-  void Record(uint64_t host_page, std::span<const std::byte> bytes);
+  void Record(uint64_t host_page, std::span<const std::byte> bytes) {
+    if (Draws(host_page)) Keep(host_page, bytes);
+  }
+  // Record in two, where the bytes must be made first: Keep if Draws says so.
+  bool Draws(uint64_t host_page);
+  void Keep(uint64_t host_page, std::span<const std::byte> bytes);
   // The whole page as Record saw it; another length differs. May be asked again and again.
+  bool Holds(uint64_t host_page) const;  // otherwise it is not sampled
   Result Verify(uint64_t host_page, std::span<const std::byte> bytes);
 
   const PageCheckCounts& counts() const { return counts_; }

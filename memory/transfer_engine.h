@@ -13,8 +13,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
+
+#include "kernels/fp8_page.h"
 
 namespace augur::memory {
 
@@ -33,7 +36,22 @@ enum class TransferKind {
 struct PageCopy {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
-  size_t bytes = 0;
+  size_t bytes = 0;  // that cross the link
+  // One of the two sides is a page, or half of one, in fp8, the other is not and longer. Null: the
+  // same bytes on both sides. Outlives the copy.
+  const kernels::Fp8Pages* fp8 = nullptr;
+
+  size_t bytes_read() const { return fp8 != nullptr && !fp8->holds(from) ? plain_bytes() : bytes; }
+  size_t bytes_written() const {
+    return fp8 != nullptr && fp8->holds(from) ? plain_bytes() : bytes;
+  }
+  void Run() const {
+    if (fp8 != nullptr) return kernels::CopyFp8(*fp8, from, to, bytes);
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  size_t plain_bytes() const { return fp8->plain_bytes(bytes); }
 };
 
 struct TransferCounts {

@@ -228,6 +228,7 @@ void DescribeKv(const ServedModel& model, v1::KvInfo* kv) {
   const engine::EngineStats& stats = *model.engine_stats;
   kv->set_residency(known.residency);
   kv->set_page_bytes(static_cast<uint64_t>(known.page_bytes));
+  kv->set_host_page_bytes(static_cast<uint64_t>(known.host_page_bytes));
   kv->set_slots(static_cast<uint32_t>(known.slots));
   kv->set_full_context(known.full_context);
   const auto add = [kv](const char* tier, int64_t bytes, int64_t held, int64_t cached,

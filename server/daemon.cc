@@ -129,6 +129,7 @@ engine::KvOptions KvOptionsOf(const ServerConfig& config) {
   kv.device_bytes = config.kv_bytes;
   kv.host_bytes = config.host_kv_bytes;
   kv.dtype = config.kv_dtype;
+  kv.host_fp8 = config.host_kv_fp8;
   kv.staging_blocks = static_cast<int>(config.staging_blocks);
   kv.prefetch = config.prefetch;
   kv.copy_ctas = {.min_ctas = static_cast<int>(config.copy_ctas.value_or(config.copy_ctas_min)),
@@ -161,6 +162,7 @@ KvDescription DescribeKv(const ServerConfig& config, const engine::LoadedModel& 
           .full_context_fits =
               whole.frames() <= pools.num_frames && whole.host_blocks <= pools.num_host_blocks,
           .page_bytes = static_cast<int64_t>(layout.page_bytes),
+          .host_page_bytes = static_cast<int64_t>(layout.host_page_bytes()),
           .frame_bytes = static_cast<int64_t>(layout.frame_bytes()),
           .host_block_bytes = static_cast<int64_t>(layout.host_block_bytes()),
           .slots = tiered ? model.attention.num_slots() : 0};

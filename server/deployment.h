@@ -18,6 +18,7 @@ struct KvDescription {
   std::string full_context;  // the memory formula for a request as long as the context
   bool full_context_fits = true;
   int64_t page_bytes = 0;
+  int64_t host_page_bytes = 0;
   int64_t frame_bytes = 0;
   int64_t host_block_bytes = 0;
   int slots = 0;

@@ -168,6 +168,17 @@ Key KvDtypeKey() {
           }};
 }
 
+Key HostKvDtypeKey() {
+  return {"host_kv_dtype",
+          "KV pages in the host pool: same (as kv_dtype), or fp8: half the bytes, rows are rounded",
+          [](const std::string& text, ServerConfig* config) -> std::string {
+            if (text != "same" && text != "fp8") return "expected same or fp8";
+            config->host_kv_fp8 = text == "fp8";
+            return {};
+          },
+          [](const ServerConfig& config) { return config.host_kv_fp8 ? "fp8" : "same"; }};
+}
+
 Key DeviceKey() {
   return {"device",
           "what computes: cpu, cuda:N, or auto: cuda:0 where this build and machine have it",
@@ -410,6 +421,7 @@ std::vector<Key> TierKeys() {
       BytesKey("host_kv_bytes",
                "memory for the host pool; half of this machine's, at most 4GiB, unless set",
                &C::host_kv_bytes, 0, int64_t{1} << 46),
+      HostKvDtypeKey(),
       AutoIntegerKey(
           "spare_slots",
           "blocks kept on the device for each layer and KV head beyond max_top_k_blocks; "

@@ -35,6 +35,7 @@ struct ServerConfig {
   int64_t context = 0;          // tokens; 0: the model's own limit
   int64_t kv_bytes = 0;         // set from the machine when not given; stays 0 with a CUDA device
   std::optional<kernels::DType> kv_dtype;  // unset: the checkpoint's
+  bool host_kv_fp8 = false;                // host_kv_dtype: fp8, else same
   bool prefix_cache = true;
   engine::ResidencyMode residency = engine::ResidencyMode::kDevice;
   int64_t host_kv_bytes = 0;  // set from the machine when not given and there is a host pool

@@ -144,7 +144,8 @@ void DeviceAttention::FetchPlaced(Backend* fetch, int layer) {
        .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
        .quota = copy_ctas_,
        .granted = granted_.data(),
-       .delay_ns = DelayOf(OrderingEdge::kCopyBeforeRead) + DelayOf(OrderingEdge::kTwoLists)});
+       .delay_ns = DelayOf(OrderingEdge::kCopyBeforeRead) + DelayOf(OrderingEdge::kTwoLists),
+       .fp8 = tables_->pools().fp8_pages()});
   fetch->Stamp({.at_ns = stamps_.data() + 2 * layer + 1});
 }
 
@@ -263,7 +264,8 @@ void DeviceAttention::StartHistory(size_t index, int layer) {
   fetch->CopyPages({.pages = history_copies_.data(),
                     .known_pages = group.history_blocks * options_.num_kv_heads,
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
-                    .quota = std::min(copy_ctas_, kHistoryCtas)});
+                    .quota = std::min(copy_ctas_, kHistoryCtas),
+                    .fp8 = tables_->pools().fp8_pages()});
 }
 
 void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offset) {
@@ -327,7 +329,8 @@ void DeviceAttention::SpillStaged(size_t index, int layer) {
                     .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
                     .quota = transfers_->ctas(),
                     .delay_ns = DelayOf(OrderingEdge::kSpillBeforeHistory) +
-                                DelayOf(OrderingEdge::kWriteBeforeFetch)});
+                                DelayOf(OrderingEdge::kWriteBeforeFetch),
+                    .fp8 = tables_->pools().fp8_pages()});
 }
 
 void DeviceAttention::Append(Backend* backend, const Group& group, int layer, int64_t offset,
@@ -352,7 +355,8 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                        .num_forecasts = forecasts,
                        .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
                        .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
-                       .norm_epsilon = options_.head_norm_epsilon});
+                       .norm_epsilon = options_.head_norm_epsilon,
+                       .fp8_rows = tables_->pools().layout.fp8_of.has_value()});
   if (has_biases()) AppendBiases(backend, group, layer, offset);
   if (!selects() || group.compress.count == 0) return;
   backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
@@ -361,7 +365,8 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                          .head_dim = options_.head_dim,
                          .dtype = options_.kv_dtype,
                          .pages_offset = offset,
-                         .key_pages_offset = layer * tables_->keys_layer()});
+                         .key_pages_offset = layer * tables_->keys_layer(),
+                         .fp8 = tables_->pools().fp8_pages()});
   TrackInfinigen(backend, group, layer, offset, qkv);
 }
 

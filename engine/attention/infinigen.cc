@@ -61,7 +61,8 @@ void Infinigen::ChooseLayerChannels(const memory::KvLayout& layout, int layer,
                             .num_channels = num_channels()});
 }
 
-void Infinigen::AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments) {
+void Infinigen::AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments,
+                           const kernels::Fp8Pages& fp8) {
   if (segments.empty()) return;
   backend_->ProjectKeys({.basis = basis(layer),
                          .segments = segments.data(),
@@ -69,7 +70,8 @@ void Infinigen::AppendKeys(int layer, std::span<const kernels::ProjectSegment> s
                          .num_kv_heads = options_.num_kv_heads,
                          .head_dim = options_.head_dim,
                          .num_channels = num_channels(),
-                         .dtype = options_.kv_dtype});
+                         .dtype = options_.kv_dtype,
+                         .fp8 = fp8});
 }
 
 void Infinigen::Approximate(int layer, const float* input, int first_row, int end_row) {

@@ -64,7 +64,9 @@ class Infinigen {
                    std::span<const kernels::ChannelSegment> segments);
   // All kv heads of `layer` from their sums.
   void ChooseLayerChannels(const memory::KvLayout& layout, int layer, memory::SequenceKv* kv);
-  void AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments);
+  // fp8: pages of the segments that are such.
+  void AppendKeys(int layer, std::span<const kernels::ProjectSegment> segments,
+                  const kernels::Fp8Pages& fp8);
 
   // Queries of `layer` for rows [first_row, end_row) from the attention input of the layer before,
   // [rows, hidden_size]. Kept until layer + 2 is approximated.

@@ -89,7 +89,7 @@ void LayerWorker::AppendPartialKeys(SequenceKv* kv, int layer, const kernels::Se
       .targets = key_targets_.data(),
       .target_stride = static_cast<int>(kv->partial_frames.size()),
       .channels = kv->channels_of(store_->pools().layout, layer)};
-  infinigen_->AppendKeys(layer, {&segment, 1});
+  infinigen_->AppendKeys(layer, {&segment, 1}, store_->pools().fp8_pages());
   backend_->Synchronize();
 }
 

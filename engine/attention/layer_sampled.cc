@@ -266,7 +266,8 @@ kernels::SampledAttentionParams LayerWorker::SampledParams(int layer, const floa
           .scale = options_.attention_scale,
           .layer = layer,
           .estimator = options_.values.kernel_estimator(),
-          .budget = options_.values.budget};
+          .budget = options_.values.budget,
+          .fp8 = store_->pools().fp8_pages()};
 }
 
 // The rows that were added, and what they drew.

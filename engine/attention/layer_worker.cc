@@ -263,7 +263,8 @@ void LayerWorker::AppendAndCompress(int layer, float* qkv) {
                         .num_forecasts = forecast_heads > 0 ? options_.num_kv_heads : 0,
                         .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
                         .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
-                        .norm_epsilon = options_.head_norm_epsilon});
+                        .norm_epsilon = options_.head_norm_epsilon,
+                        .fp8_rows = store_->pools().layout.fp8_of.has_value()});
   Compress(layer);
 }
 
@@ -302,7 +303,8 @@ void LayerWorker::Compress(int layer) {
                           .num_segments = static_cast<int>(compress_segments_.size()),
                           .num_kv_heads = options_.num_kv_heads,
                           .head_dim = options_.head_dim,
-                          .dtype = options_.kv_dtype});
+                          .dtype = options_.kv_dtype,
+                          .fp8 = store_->pools().fp8_pages()});
 }
 
 bool LayerWorker::ChoosesAhead(const Piece& piece, int layer) const {

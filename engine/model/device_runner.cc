@@ -696,7 +696,7 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
   measured.pages = static_cast<double>(copies);
   grants_->Observe(step.quota, measured);
   transfers_->Count(ahead ? memory::TransferKind::kPrefetch : memory::TransferKind::kFetch, copies,
-                    copies * store_->pools().layout.page_bytes);
+                    copies * store_->pools().layout.host_page_bytes());
 }
 
 void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device,

@@ -23,13 +23,13 @@ namespace {
 
 // Everything that a block's bits depend on beside its tokens. `origin`: which weights.
 std::string Fingerprint(const ModelConfig& config, const std::string& origin,
-                        kernels::DType kv_dtype) {
+                        kernels::DType kv_dtype, bool host_fp8) {
   return absl::StrCat(
       config.family, "/", origin, "/",
       absl::StrJoin({config.vocab_size, config.hidden_size, config.intermediate_size,
                      config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
                     "x"),
-      "/", config.rope.Describe(), "/", kernels::NameOf(kv_dtype),
+      "/", config.rope.Describe(), "/", kernels::NameOf(kv_dtype), host_fp8 ? "/fp8" : "",
       config.has_eviction_heads ? absl::StrCat("/query", config.query_top_k_blocks) : "");
 }
 
@@ -70,11 +70,16 @@ absl::StatusOr<memory::KvMemoryOptions> PlanKvMemory(const kernels::Backend& bac
   plan.layout =
       memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
                            kernels::BytesOf(kv_dtype), config.has_eviction_heads, value_sums);
+  if (kv.host_fp8) plan.layout.fp8_of = kv_dtype;
   if (config.has_eviction_heads && plan.layout.bias_frame_blocks() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "kv_dtype: expected keys of at least 68 bytes, so that a page holds the eviction biases of "
         "32 blocks, found head_dim ",
         config.head_dim, " of ", kernels::NameOf(kv_dtype)));
+  }
+  if (kv.host_fp8 && kv.residency == ResidencyMode::kDevice) {
+    return absl::InvalidArgumentError(
+        "host_kv_dtype: expected same with residency: device, which has no host pages, found fp8");
   }
   plan.copies = kv.copies;
   plan.page_check = kv.page_check;
@@ -307,7 +312,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                 .num_parameters = loaded.weights.num_parameters,
                 .dtype = loaded.weights.dtype,
                 .eos_token_ids = config.eos_token_ids,
-                .fingerprint = Fingerprint(config, loaded.origin, kv_dtype),
+                .fingerprint = Fingerprint(config, loaded.origin, kv_dtype, options.kv.host_fp8),
                 .num_layers = config.num_layers,
                 .num_kv_heads = config.num_kv_heads,
                 .head_dim = config.head_dim,

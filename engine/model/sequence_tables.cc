@@ -243,6 +243,7 @@ void SequenceTables::Upload() {
   Map(&missing_.first, params);
   params = lists;
   params.pool = pools_.host;
+  params.page_bytes = pools_.layout.host_page_bytes();
   params.first_layer = 1;
   Map(&missing_.host, params);
   params = lists;

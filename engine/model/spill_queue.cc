@@ -91,12 +91,14 @@ void SpillQueue::Copy(const std::vector<kernels::SpilledBlock>& blocks, int firs
   kernels::SpilledBlock* const spilled = rings_ + size_t(next_) * max_blocks_ + first;
   std::copy(blocks.begin(), blocks.end(), spilled);
   const size_t list = next_ * list_room() + size_t(first) * layout.num_groups();
-  const auto copy = [&](kernels::PageCopy* copies, int layers, size_t bytes) {
+  const auto copy = [&](kernels::PageCopy* copies, int layers, size_t bytes,
+                        const kernels::Fp8Pages& fp8) {
     lane_->Follow(backend_);
     lane_->CopyPages({.pages = copies,
                       .known_pages = count * layers * layout.num_kv_heads,
                       .page_bytes = static_cast<int>(bytes),
-                      .quota = transfers_->ctas()});
+                      .quota = transfers_->ctas(),
+                      .fp8 = fp8});
   };
   kernels::ListSpillsParams params{.blocks = spilled,
                                    .num_blocks = count,
@@ -106,10 +108,10 @@ void SpillQueue::Copy(const std::vector<kernels::SpilledBlock>& blocks, int firs
                                    .lists = tables_->lists(0),
                                    .max_blocks = tables_->options().max_blocks,
                                    .host = pools.host,
-                                   .page_bytes = layout.page_bytes,
+                                   .page_bytes = layout.host_page_bytes(),
                                    .pages = pages_.data() + list};
   backend_->ListSpills(params);
-  copy(params.pages, params.end_layer, layout.page_bytes);
+  copy(params.pages, params.end_layer, layout.page_bytes, pools.fp8_pages());
   if (!has_keys) return;
   params.end_layer = layout.num_layers;
   params.pages = nullptr;
@@ -119,7 +121,7 @@ void SpillQueue::Copy(const std::vector<kernels::SpilledBlock>& blocks, int firs
   params.key_bytes = layout.key_bytes;
   params.keys = keys_.data() + list;
   backend_->ListSpills(params);
-  copy(params.keys, layout.num_layers, layout.key_bytes);
+  copy(params.keys, layout.num_layers, layout.key_bytes, {});
 }
 
 }  // namespace augur::engine

@@ -4,6 +4,20 @@
 #include "kernels/cpu/cpu_backend.h"
 
 namespace augur::kernels {
+namespace {
+
+// 16 keys of a page from `token` on, where they lie or, of an fp8 page, unpacked to `room`.
+const std::byte* KeysOf(const CompressKeysParams& params, const std::byte* page, int token,
+                        std::byte* room) {
+  const size_t key_bytes = params.head_dim * BytesOf(params.dtype);
+  if (!params.fp8.holds(page)) return page + token * key_bytes;
+  for (int i = 0; i < kWindowStride; ++i) {
+    UnpackRow(params.dtype, params.head_dim, page, token + i, room + i * key_bytes);
+  }
+  return room;
+}
+
+}  // namespace
 
 // One item for each (kv head, window that ends in the segment's rows).
 void CpuBackend::PlanCompression(const CompressKeysParams& params, const CompressSegment& segment) {
@@ -14,13 +28,13 @@ void CpuBackend::PlanCompression(const CompressKeysParams& params, const Compres
   const int end_window = CompleteWindows(rows.first_position + rows.num_rows - 1);
   const size_t key_bytes = params.head_dim * BytesOf(params.dtype);
   const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
-  // 16 consecutive keys from `token` on; they never cross a page.
-  const auto keys_at = [&](int token, int kv_head) {
+  // Of 16 consecutive keys from `token` on; they never cross a page.
+  const auto page_of = [&](int token, int kv_head) {
     const int64_t entry = token / kBlockTokens - (first_block - 1);
     const std::byte* page = segment.pages[params.pages_offset + entry * block_stride +
                                           int64_t{kv_head} * segment.head_stride];
     AUGUR_CHECK(page != nullptr);
-    return page + token % kBlockTokens * key_bytes;
+    return page;
   };
   const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
   for (int window = first_window; window < end_window; ++window) {
@@ -31,8 +45,12 @@ void CpuBackend::PlanCompression(const CompressKeysParams& params, const Compres
           segment.key_pages[params.key_pages_offset + int64_t{kv_head} * segment.key_page_stride +
                             block / kKeyPageBlocks];
       const int place = block % kKeyPageBlocks * kBlockWindows + (window + 1) % kBlockWindows;
-      compress_items_.push_back({keys_at(token, kv_head), keys_at(token + kWindowStride, kv_head),
-                                 keys + place * key_bytes});
+      const int second = token + kWindowStride;
+      compress_items_.push_back({.first = page_of(token, kv_head),
+                                 .second = page_of(second, kv_head),
+                                 .first_token = token % kBlockTokens,
+                                 .second_token = second % kBlockTokens,
+                                 .key = keys + place * key_bytes});
     }
   }
 }
@@ -43,9 +61,12 @@ void CpuBackend::CompressKeys(const CompressKeysParams& params) {
   for (int s = 0; s < params.num_segments; ++s) PlanCompression(params, params.segments[s]);
   const int64_t window_cost = int64_t{kWindowTokens} * params.head_dim;
   ForRows(static_cast<int>(compress_items_.size()), window_cost, [&](int first, int end, int) {
+    std::byte unpacked[2][kWindowStride * kMaxHeadDim * sizeof(float)];
     for (int i = first; i < end; ++i) {
       const CompressItem& item = compress_items_[i];
-      isa_.compress_window(params.dtype, item.first, item.second, item.key, params.head_dim);
+      isa_.compress_window(params.dtype, KeysOf(params, item.first, item.first_token, unpacked[0]),
+                           KeysOf(params, item.second, item.second_token, unpacked[1]), item.key,
+                           params.head_dim);
     }
   });
 }

@@ -119,6 +119,7 @@ class CpuBackend final : public Backend {
     std::vector<float> probabilities;
     std::vector<int32_t> tokens;  // drawn of one entry
     std::vector<float> weights;   // [tokens][heads]
+    std::vector<std::byte> rows;  // [tokens][head_dim], where they lay in an fp8 page
     std::vector<float> mass;      // [heads] of an entry, drawn
     std::vector<float> sums;      // [2][heads][padded]: of some entries, of those before
     SampledCounts counts;
@@ -126,8 +127,10 @@ class CpuBackend final : public Backend {
 
   // One window of CompressKeys: its two halves of 16 keys and its place.
   struct CompressItem {
-    const std::byte* first = nullptr;
+    const std::byte* first = nullptr;  // page
     const std::byte* second = nullptr;
+    int first_token = 0;  // of the page, from which on 16 are read
+    int second_token = 0;
     std::byte* key = nullptr;
   };
 
@@ -177,6 +180,8 @@ class CpuBackend final : public Backend {
                 DrawScratch& scratch) const;
   void GatherItem(const SampledAttentionParams& params, const SampledItem& item,
                   DrawScratch& scratch) const;
+  static void UnpackDrawn(const SampledAttentionParams& params, const std::byte* values,
+                          DrawScratch& scratch);
   int GatherEntry(const SampledAttentionParams& params, const SampledItem& item, int entry,
                   DrawScratch& scratch) const;
 

@@ -132,10 +132,16 @@ void CpuBackend::ProjectKeys(const ProjectKeysParams& params) {
       GatherColumns(params.basis + size_t(kv_head) * head_dim * head_dim,
                     segment.channels + params.channels_offset + size_t(kv_head) * channels,
                     head_dim, channels, columns);
+      std::byte unpacked[kMaxHeadDim * sizeof(float)];
       const int last = std::min(end, block_begin + kBlockTokens);
       for (int token = std::max(begin, block_begin); token < last; ++token) {
         const int at = token - block_begin;
-        isa_.widen(params.dtype, page + at * key_bytes, key, head_dim);
+        const std::byte* row = page + at * key_bytes;
+        if (params.fp8.holds(page)) {
+          UnpackRow(params.dtype, head_dim, page, at, unpacked);
+          row = unpacked;
+        }
+        isa_.widen(params.dtype, row, key, head_dim);
         Multiply(key, columns, channels, head_dim, channels, partial);
         isa_.narrow(params.dtype, partial, target + at * partial_bytes, channels);
       }

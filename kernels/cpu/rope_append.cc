@@ -4,6 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/fp8_page.h"
 #include "kernels/kv_page.h"
 
 namespace augur::kernels {
@@ -56,7 +57,11 @@ void AppendRow(const RopeAppendParams& params, const IsaKernels& isa, const Appe
     std::byte* page = pages[int64_t{head} * segment.head_stride];
     std::byte* entry = page + position % kBlockTokens * entry_bytes;
     isa.narrow(params.dtype, k + head * head_dim, entry, head_dim);
-    isa.narrow(params.dtype, v + head * head_dim, entry + kBlockTokens * entry_bytes, head_dim);
+    std::byte* v_entry = entry + kBlockTokens * entry_bytes;
+    isa.narrow(params.dtype, v + head * head_dim, v_entry, head_dim);
+    if (!params.fp8_rows) continue;
+    RoundRowToFp8(params.dtype, head_dim, entry);
+    RoundRowToFp8(params.dtype, head_dim, v_entry);
   }
 }
 

@@ -115,6 +115,18 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
   if (state != nullptr) BeginShared(isa_, segment.samples, scratch.group, state);
 }
 
+// The drawn rows of half an fp8 page, one behind the other, and their places there.
+void CpuBackend::UnpackDrawn(const SampledAttentionParams& params, const std::byte* values,
+                             DrawScratch& scratch) {
+  const size_t row_bytes = params.head_dim * BytesOf(params.dtype);
+  scratch.rows.resize(kBlockTokens * row_bytes);
+  for (size_t i = 0; i < scratch.tokens.size(); ++i) {
+    std::byte* const row = scratch.rows.data() + i * row_bytes;
+    UnpackRow(params.dtype, params.head_dim, values, scratch.tokens[i], row);
+    scratch.tokens[i] = static_cast<int32_t>(i);
+  }
+}
+
 // Draws of one entry into its run's sums; gives how many distinct rows they read.
 int CpuBackend::GatherEntry(const SampledAttentionParams& params, const SampledItem& item,
                             int entry, DrawScratch& scratch) const {
@@ -149,6 +161,10 @@ int CpuBackend::GatherEntry(const SampledAttentionParams& params, const SampledI
   if (distinct > 0) {
     ValueGather gather;
     gather.values = segment.values[size_t(item.kv_head) * segment.list_stride + entry];
+    if (params.fp8.holds(gather.values)) {
+      UnpackDrawn(params, gather.values, scratch);
+      gather.values = scratch.rows.data();
+    }
     gather.tokens = scratch.tokens.data();
     gather.weights = scratch.weights.data();
     gather.sums = scratch.sums.data();

@@ -15,6 +15,20 @@ constexpr int kThreads = 128;
 // Of one (segment, kv head): 64 times four windows are a chunk of 4096 tokens in one round.
 constexpr int kMaxCtas = 64;
 
+// Of 16 keys of an fp8 page, likewise.
+template <int kVector>
+__device__ void LoadFp8Keys(const CompressKeysParams& params, const uint8_t* page, int token,
+                            int channel, float (&keys)[kWindowStride][kVector]) {
+  const uint8_t* exponents = page + kBlockTokens * params.head_dim;
+#pragma unroll
+  for (int i = 0; i < kWindowStride; ++i) {
+    const float scale = fp8::UnpackingScale(exponents[token + i]);
+    const uint8_t* codes = page + (token + i) * params.head_dim + channel;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) keys[i][c] = fp8::FloatFromE4M3(codes[c]) * scale;
+  }
+}
+
 // Channels `channel` and on of 16 keys from `token` on, one ascending chain each; the keys never
 // cross a page.
 template <class T, int kVector>
@@ -27,8 +41,13 @@ __device__ void SumKeys(const CompressKeysParams& params, const CompressSegment&
                                                int64_t{kv_head} * segment.head_stride]);
   const T* key = page + token % kBlockTokens * params.head_dim + channel;
   float keys[kWindowStride][kVector];
+  if (params.fp8.holds(reinterpret_cast<const std::byte*>(page))) {
+    LoadFp8Keys(params, reinterpret_cast<const uint8_t*>(page), token % kBlockTokens, channel,
+                keys);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kWindowStride; ++i) LoadFloats(key + i * params.head_dim, keys[i]);
+    for (int i = 0; i < kWindowStride; ++i) LoadFloats(key + i * params.head_dim, keys[i]);
+  }
 #pragma unroll
   for (int c = 0; c < kVector; ++c) sums[c] = 0.0f;
 #pragma unroll

@@ -21,6 +21,10 @@ namespace augur::kernels {
 // hold their place on SMs for the whole copy.
 void CopyPages(const PageCopyParams& params, cudaStream_t stream);
 
+// Where there are fp8 pages CopyPages is this: CTAs of four warps, which convert what passes
+// through shared memory.
+void CopyFp8Pages(const PageCopyParams& params, cudaStream_t stream);
+
 // One cudaMemcpyAsync a page, for lists that the host knows (write-behind of finished blocks) and
 // pages that are large (a frame is one): costs no SM, but some 3 us a page. A page must not cross a
 // multiple of PinnedMemory::kChunkBytes of the pool.

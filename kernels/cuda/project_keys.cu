@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads) ProjectKeysKernel(ProjectKeysParams 
 // Pages are aligned to four elements.
 void CudaBackend::ProjectKeys(const ProjectKeysParams& params) {
   AUGUR_CHECK(params.num_segments >= 0 && params.num_kv_heads > 0);
+  AUGUR_CHECK(params.fp8.begin == params.fp8.end);
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % kChains == 0 &&
               params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.num_channels > 0 && params.num_channels <= params.head_dim);

@@ -2,6 +2,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/element_vector.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/fp8_page.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/rope_append.h"
 
@@ -67,6 +68,23 @@ __device__ void Norm(const float* weight, float factor, float (&x)[kVector]) {
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
+// A warp's: as RoundRowToFp8 does.
+template <class T>
+__device__ void RoundRow(DType dtype, int head_dim, T* row) {
+  const int lane = threadIdx.x % 32;
+  uint32_t largest = 0;
+  for (int c = lane; c < head_dim; c += 32) {
+    largest = max(largest, fp8::FiniteMagnitude(__float_as_uint(ToFloat(row[c]))));
+  }
+  largest = __reduce_max_sync(~0u, largest);
+  const int exponent = fp8::ExponentOf(largest, dtype);
+  const float packing = fp8::PackingScale(exponent), unpacking = fp8::UnpackingScale(exponent);
+  for (int c = lane; c < head_dim; c += 32) {
+    const uint8_t code = fp8::E4M3FromFloat(ToFloat(row[c]) * packing);
+    row[c] = FromFloat<T>(fp8::FloatFromE4M3(code) * unpacking);
+  }
+}
+
 // One CTA a row; a thread turns kVector pairs of a head at a time.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams params) {
@@ -128,6 +146,12 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
     T* v = reinterpret_cast<T*>(pages[int64_t{kv_head} * segment.head_stride]) + entry +
            kBlockTokens * head_dim;
     StoreFloats(values, v + (i - kv_head * head_dim));
+  }
+  if (!params.fp8_rows) return;
+  __syncthreads();  // the rows are in their pages
+  for (int i = threadIdx.x / 32; i < 2 * kv_heads; i += kThreads / 32) {
+    T* page = reinterpret_cast<T*>(pages[int64_t{i / 2} * segment.head_stride]);
+    RoundRow(params.dtype, head_dim, page + entry + i % 2 * kBlockTokens * head_dim);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "kernels/dtype.h"
+#include "kernels/fp8_page.h"
 #include "kernels/host_device.h"
 #include "kernels/ops/segment.h"
 
@@ -48,6 +49,7 @@ struct CompressKeysParams {
   // Added to every segment's `pages` and `key_pages`, in entries.
   int64_t pages_offset = 0;
   int64_t key_pages_offset = 0;
+  Fp8Pages fp8 = {};  // pages that are read may be such
 };
 
 }  // namespace augur::kernels

@@ -28,7 +28,7 @@ struct ListSpillsParams {
   std::byte* const* lists = nullptr;  // [tables][num_layers][num_kv_heads][max_blocks]
   int max_blocks = 0;
   std::byte* host = nullptr;  // [host blocks][num_layers][num_kv_heads] pages
-  size_t page_bytes = 0;
+  size_t page_bytes = 0;      // of a page there
   PageCopy* pages = nullptr;  // [num_blocks * layers of the range * num_kv_heads]; null: not wanted
   std::byte* const* key_lists = nullptr;  // [tables][num_layers][num_kv_heads][max_key_pages]
   int max_key_pages = 0;

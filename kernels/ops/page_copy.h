@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/fp8_page.h"
+
 namespace augur::kernels {
 
 // One page, from where it lies to where it shall lie. 16-byte aligned, so that a kernel reads an
@@ -16,6 +18,10 @@ struct alignas(16) PageCopy {
 // and its length are read by the kernel, so a kernel before it may have written them and a recorded
 // launch serves lists of any length.
 //
+// An entry that reads where fp8 pages lie unpacks one, an entry that writes there packs one
+// (kernels/fp8_page.h); others are copied as they are. The fp8 side is as long as the page of
+// page_bytes, or its half, is in fp8.
+//
 // Belongs on a lane (Backend::OnLane), beside the ops.
 struct PageCopyParams {
   const PageCopy* pages = nullptr;     // [*num_pages]
@@ -28,6 +34,7 @@ struct PageCopyParams {
   // where it ends: CTAs that are not granted leave without waiting for anything.
   const int32_t* granted = nullptr;
   int64_t delay_ns = 0;  // for tests of orders, on a device: each CTA begins so much later
+  Fp8Pages fp8 = {};     // none: all entries are copied as they are
 };
 
 }  // namespace augur::kernels

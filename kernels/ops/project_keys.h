@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
+#include "kernels/fp8_page.h"
 #include "kernels/ops/segment.h"
 
 namespace augur::kernels {
@@ -42,6 +43,7 @@ struct ProjectKeysParams {
   int64_t pages_offset = 0;
   int64_t targets_offset = 0;
   int64_t channels_offset = 0;
+  Fp8Pages fp8 = {};  // pages that are read may be such; on a device there are none
 };
 
 }  // namespace augur::kernels

@@ -45,6 +45,9 @@ struct RopeAppendParams {
   const float* q_norm = nullptr;  // [head_dim], with k_norm; may be null
   const float* k_norm = nullptr;
   float norm_epsilon = 1e-6f;
+  // k and v of each row and head, as their pages have them, are rounded to what an fp8 page can
+  // hold (kernels/fp8_page.h).
+  bool fp8_rows = false;
 };
 
 }  // namespace augur::kernels

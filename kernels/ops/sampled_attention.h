@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/dtype.h"
+#include "kernels/fp8_page.h"
 #include "kernels/kv_page.h"
 
 namespace augur::kernels {
@@ -41,9 +42,9 @@ inline constexpr int kMaxValueSamples = 65536;
 // The anchor is the same sum over the first entry and the last kAnchorLast of the list alone, whose
 // keys are known before the others': a step's normaliser is predicted as its own anchor times what
 // the last step's normaliser was over that step's, or little more than it was before, where that is
-// less: to predict too little reads more rows, to predict too much leaves large weights on few. From
-// token to token the normaliser itself moves by a factor of 8.6 (root mean square, bundled model at
-// 7K tokens of text), over the anchor by 1.6.
+// less: to predict too little reads more rows, to predict too much leaves large weights on few.
+// From token to token the normaliser itself moves by a factor of 8.6 (root mean square, bundled
+// model at 7K tokens of text), over the anchor by 1.6.
 inline constexpr int kAnchorLast = 4;
 constexpr int ValueStateFloats(int group_heads) { return 2 + group_heads; }
 
@@ -103,6 +104,7 @@ struct SampledAttentionParams {
   int first_entry = 0;
   float* scores = nullptr;  // [num_q_heads][scores_stride], scores_stride >= 64 * all entries
   size_t scores_stride = 0;
+  Fp8Pages fp8 = {};  // values may lie in such: at the second half of one
 };
 
 }  // namespace augur::kernels

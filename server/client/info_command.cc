@@ -39,6 +39,7 @@ nlohmann::ordered_json KvToJson(const v1::KvInfo& kv) {
   nlohmann::ordered_json json;
   json["residency"] = kv.residency();
   json["page_bytes"] = kv.page_bytes();
+  json["host_page_bytes"] = kv.host_page_bytes();
   json["slots"] = kv.slots();
   json["full_context"] = kv.full_context();
   json["pools"] = nlohmann::ordered_json::array();
@@ -56,6 +57,9 @@ nlohmann::ordered_json KvToJson(const v1::KvInfo& kv) {
 std::string KvToTable(const v1::KvInfo& kv) {
   std::string text = "kv           " + EscapeControls(kv.residency()) + ", pages of " +
                      WithThousands(kv.page_bytes()) + " bytes";
+  if (kv.host_page_bytes() != kv.page_bytes()) {
+    text += ", on the host of " + WithThousands(kv.host_page_bytes()) + " bytes (fp8)";
+  }
   if (kv.slots() > 0) {
     text += ", " + WithThousands(kv.slots()) + " slots for each layer and KV head";
   }

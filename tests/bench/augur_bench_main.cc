@@ -88,6 +88,7 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 1500));
   command->add_option("--reuse", options->reuse, "share of chosen blocks that stay; -1: by scores");
   command->add_option("--spare-slots", options->spare_slots, "of each group");
+  command->add_option("--host-dtype", options->host_dtype, "of host pages: same or fp8");
   command->add_option("--copy-ctas", options->copy_ctas, "that fetch: numbers, or auto")
       ->delimiter(',');
   command->add_option("--copy-ctas-min", options->copy_ctas_min, "of auto")

@@ -84,9 +84,14 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   bench->tiered = *residency == engine::ResidencyMode::kTiered;
   bench->attention = {.prefill = AttentionPolicy::kDense, .decode = *policy, .budget = kBudget};
   const int most = *std::max_element(options.batches.begin(), options.batches.end());
-  const auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads,
-                                           config->head_dim, kernels::BytesOf(bench->dtype));
+  if (options.host_dtype != "same" && options.host_dtype != "fp8") {
+    return Refuse(absl::InvalidArgumentError("--host-dtype: expected same or fp8"));
+  }
+  auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads, config->head_dim,
+                                     kernels::BytesOf(bench->dtype));
   engine::KvOptions kv;
+  kv.host_fp8 = options.host_dtype == "fp8";
+  if (kv.host_fp8) layout.fp8_of = bench->dtype;
   kv.residency = *residency;
   kv.host_bytes = *residency == engine::ResidencyMode::kDevice
                       ? 0
@@ -199,7 +204,7 @@ void Step(int batch, int position, Bench* bench) {
 // What a copy of `bytes` from the host pool reaches through the lane that fetches.
 double LinkBytesPerSecond(kernels::Backend* backend, const Bench& bench, int ctas) {
   const memory::KvPools& pools = bench.model.kv->store()->pools();
-  const size_t page = pools.layout.page_bytes;
+  const size_t page = pools.layout.page_bytes, host_page = pools.layout.host_page_bytes();
   const size_t host_pages = size_t(pools.num_host_blocks) * pools.layout.num_groups();
   const size_t room = size_t(pools.num_frames) * pools.layout.num_groups();
   const int pages = static_cast<int>(std::min({host_pages, room, (size_t{1} << 30) / page}));
@@ -208,16 +213,19 @@ double LinkBytesPerSecond(kernels::Backend* backend, const Bench& bench, int cta
   AUGUR_CHECK(list != nullptr);
   const size_t stride = host_pages / pages;  // all over the pool
   for (int i = 0; i < pages; ++i) {
-    list[i] = {pools.host + i * stride * page, pools.device + i * page};
+    list[i] = {pools.host + i * stride * host_page, pools.device + i * page};
   }
   kernels::Backend* const lane = backend->OnLane(kernels::Lane::kFetch);
   const double seconds = BestSeconds(3, [&] {
-    lane->CopyPages(
-        {.pages = list, .known_pages = pages, .page_bytes = static_cast<int>(page), .quota = ctas});
+    lane->CopyPages({.pages = list,
+                     .known_pages = pages,
+                     .page_bytes = static_cast<int>(page),
+                     .quota = ctas,
+                     .fp8 = pools.fp8_pages()});
     lane->Synchronize();
   });
   backend->Free(list);
-  return static_cast<double>(pages) * static_cast<double>(page) / seconds;
+  return static_cast<double>(pages) * static_cast<double>(host_page) / seconds;
 }
 
 struct Counts {
@@ -266,7 +274,8 @@ struct Case {
 // Runs `steps` steps of a batch, the last of which ends at `*position`, and prints them.
 void Measure(const Case& about, int batch, int steps, int window, int* position, Bench* bench) {
   const memory::ResidencyStats& stats = *bench->model.kv->stats();
-  const double page = static_cast<double>(bench->model.kv->store()->pools().layout.page_bytes);
+  const double page =
+      static_cast<double>(bench->model.kv->store()->pools().layout.host_page_bytes());
   const auto* runner = dynamic_cast<const engine::DeviceRunner*>(bench->model.runner.get());
   const Counts before = CountsOf(stats);
   double ctas = 0;
@@ -287,6 +296,7 @@ void Measure(const Case& about, int batch, int steps, int window, int* position,
   record.Add("model", options.random_weights.substr(options.random_weights.rfind('/') + 1))
       .Add("policy", options.policy)
       .Add("residency", options.residency)
+      .Add("host_dtype", options.host_dtype)
       .Add("prefetch", int64_t{options.prefetch})
       .Add("spare_slots", int64_t{options.spare_slots})
       .Add("device_gb", options.device_gb)

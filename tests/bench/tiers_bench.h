@@ -31,6 +31,7 @@ struct TiersBenchOptions {
   std::string policy = "forecast";   // of all tokens: dense, sparse, forecast or infinigen
   std::string residency = "tiered";  // or device; auto: on the device, beside a host pool
   double device_gb = 0;              // weights, 2.2 GB of buffers and the pool; 0: the whole device
+  std::string host_dtype = "same";   // of host pages; or fp8
 };
 
 // False, with a line on stderr, when the model cannot be loaded. Batches that the pools are too

@@ -89,6 +89,7 @@ class Machine {
     bool prefetch = true;
     bool host = false;  // a host pool although residency is kDevice
     int threads = 1;
+    bool fp8 = false;  // host pages
   };
 
   Machine(const std::string& folder, const std::string& basis, const Options& options)
@@ -99,6 +100,7 @@ class Machine {
     model.kv.residency = host ? ResidencyMode::kAuto : ResidencyMode::kDevice;
     model.kv.device_bytes = 16 << 20;
     model.kv.host_bytes = host ? 16 << 20 : 0;
+    model.kv.host_fp8 = options.fp8;
     model.kv.prefetch = options.prefetch;
     model.kv.staging_blocks = 32;
     model.kv.recall_every = 0;
@@ -466,6 +468,22 @@ TEST_F(InfinigenTest, PreemptedSequencesGoOnWithTheSameBits) {
     machine.SaveAndResume(1);
     machine.Generate(1, 1, kTokens - 11);
     EXPECT_EQ(machine.logits(1), expected);
+  }
+  {  // partial keys made again of fp8 pages are those of the rounded rows
+    std::vector<std::vector<float>> found;
+    for (const bool saved : {false, true}) {
+      Machine machine(folder(), basis_file(),
+                      {.residency = saved ? Residency::kTiered : Residency::kDevice,
+                       .host = true,
+                       .fp8 = true});
+      machine.Open(1, Infinigen(), MakePrompt(450, 5));
+      machine.Generate(1, 512, 1);
+      if (saved) machine.SaveAndResume(1);
+      machine.Generate(1, 1, 10);
+      found.push_back(machine.logits(1));
+    }
+    EXPECT_EQ(found[1], found[0]);
+    EXPECT_NE(found[0], expected);
   }
   {  // from the device to the tiers
     Machine machine(folder(), basis_file(), {.host = true});

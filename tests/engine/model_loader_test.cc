@@ -363,6 +363,9 @@ TEST_F(ModelLoaderTest, LimitsNameTheirKnob) {
   options.kv.residency = ResidencyMode::kDevice;
   options.kv.staging_blocks = 17;
   expect_refused({"staging_blocks", "multiple of 16", "17"});
+  options.kv.staging_blocks = 0;
+  options.kv.host_fp8 = true;
+  expect_refused({"host_kv_dtype", "residency", "device", "fp8"});
 }
 
 // Tables are for what the pool holds, not for what a file says of itself.

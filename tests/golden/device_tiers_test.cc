@@ -178,6 +178,39 @@ TEST_P(DeviceTiersTest, AfterAPrefixHit) {
   }
 }
 
+// Rows are rounded when they are appended, whatever the residency, so that what a token reads does
+// not depend on what has been in the host pool.
+TEST_P(DeviceTiersTest, HostPagesInFp8) {
+  ModelDriverOptions options = Options();
+  options.host_fp8 = true;
+  options.num_slots = kBudget.top_k + 1;
+  const std::vector<int32_t> prompt = Prompt(kPrompt / 64 * 64 + 60);
+  constexpr int kFew = 24;  // over the end of a block
+  using enum AttentionPolicy;
+  for (const AttentionChoice& choice : {Choice(kForecast, kForecast), Choice(kSparse, kDense)}) {
+    SCOPED_TRACE(choice.Fingerprint());
+    ModelDriver model(options);
+    const Logits expected = model.Complete(prompt, 4096, kFew, choice);
+    if (GetParam() == DriverBackend::kCpuAsDevice) {
+      ModelDriverOptions on_host = Options(DriverBackend::kCpu);
+      on_host.host_fp8 = true;
+      ExpectSameLogits(expected, ModelDriver(on_host).Complete(prompt, 512, kFew, choice));
+    }
+    EXPECT_FALSE(SameBits(ModelDriver(Options()).Complete(prompt, 4096, 0, choice)[0], expected[0]))
+        << "rows are rounded";
+    ExpectSameLogits(model.Complete(prompt, 256, kFew, choice, Residency::kTiered), expected);
+    if (choice.decode == kDense) continue;
+    ExpectSameLogits(tests::SavedAndResumed(&model, prompt, choice, kFew, 11, OtherPrompt),
+                     expected);
+    ExpectSameLogits(tests::MirroredFromTheDevice(&model, prompt, choice, kFew, 25, OtherPrompt),
+                     expected);
+    tests::PublishPrompt(&model, prompt, choice, Residency::kTiered);
+    ExpectSameLogits(
+        tests::AfterAPrefixHit(&model, prompt, choice, Residency::kTiered, kPrompt / 64, kFew),
+        expected);
+  }
+}
+
 // Sequences of all policies and both residencies step together, with and without running ahead;
 // each draws what it draws alone.
 TEST_P(DeviceTiersTest, InABatchOfMixedPolicies) {

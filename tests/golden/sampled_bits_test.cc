@@ -126,6 +126,23 @@ TEST_F(SampledBitsTest, AnyResidencySlotsStagingAndWayOfValues) {
   }
 }
 
+// Rows of values that are read in fp8 host pages are those of the slots.
+TEST_F(SampledBitsTest, HostPagesInFp8) {
+  ModelDriverOptions options = Options();
+  options.host_fp8 = true;
+  for (const AttentionChoice& choice : Choices()) {
+    SCOPED_TRACE(choice.Fingerprint());
+    const Logits expected = ModelDriver(options).Complete(Prompt(kPrompt), 4096, kDecodes, choice);
+    for (const ValueFetch fetch : {ValueFetch::kRows, ValueFetch::kAuto}) {
+      options.values.fetch = fetch;
+      ModelDriver tiered(options);
+      ExpectSameLogits(tiered.Complete(Prompt(kPrompt), 256, kDecodes, choice, Residency::kTiered),
+                       expected);
+      EXPECT_GT(tiered.kv().stats()->host_rows, 0u);
+    }
+  }
+}
+
 // Prompts do not sample, seeds and estimators differ, and a per-request budget is taken.
 TEST_F(SampledBitsTest, WhatSamplesAndWhatDoesNot) {
   ModelDriver model(Options());

@@ -21,6 +21,17 @@ TEST(KvLayoutTest, SizesOfThe8BShape) {
   EXPECT_EQ(layout.host_block_bytes(), 2 * kMiB + 64 * kKiB);
 }
 
+// A byte an element and one a row: 16,512 of 32,768.
+TEST(KvLayoutTest, HostPagesInFp8AreHalfAsLong) {
+  KvLayout layout = Large();
+  layout.fp8_of = kernels::DType::kBF16;
+  EXPECT_EQ(layout.page_bytes, 32 * kKiB);
+  EXPECT_EQ(layout.frame_bytes(), 2 * kMiB);
+  EXPECT_EQ(layout.host_page_bytes(), 16 * kKiB + 128);
+  EXPECT_EQ(layout.half_host_page_bytes(), 8 * kKiB + 64);
+  EXPECT_EQ(layout.host_block_bytes(), kMiB + 64 * 128 + 64 * kKiB);
+}
+
 TEST(KvLayoutTest, ATieredSequenceOf128KTokens) {
   const KvDemand demand{.residency = Residency::kTiered, .selects = true, .num_slots = 96};
   const KvFootprint footprint = FootprintOf(Large(), demand, 128 * 1024 / 64);

@@ -221,7 +221,7 @@ TEST_F(LayerResidencyTest, KeysAloneThenRowsThenValues) {
     EXPECT_EQ(stats_.key_bytes - key_bytes, 2 * kHalf);
     const std::vector<int32_t> blocks = {0, 3, 0, 3}, counts = {2, 2}, rows = {3, 5, 0, 7};
     residency_->NoteValueRows(kv_, 1, blocks.data(), counts.data(), rows.data(), 2);
-    EXPECT_EQ(stats_.row_bytes - row_bytes, 3 * kLayout.row_bytes());
+    EXPECT_EQ(stats_.row_bytes - row_bytes, 3 * kLayout.host_row_bytes());
     EXPECT_EQ(kv_->value_moves.size(), moves ? 1u : 0u);
     residency_->PrepareTail(kv_, 4 * 64 - 1, {.init = 0, .local = 1});
     EXPECT_TRUE(kv_->value_moves.empty()) << "waited for before slots may change";

@@ -148,6 +148,8 @@ TEST_F(ServerConfigTest, NamesPlaceKeyValueAndLimit) {
             "augur.yaml:1: drain_limit: expected a duration (a number with ms, s, m or h) from 0 "
             "to 24h, found "
             "\"30\"");
+  EXPECT_EQ(Error("host_kv_dtype: fp4"),
+            "augur.yaml:1: host_kv_dtype: expected same or fp8, found \"fp4\"");
   EXPECT_EQ(Error("kv_dtype: int8"),
             "augur.yaml:1: kv_dtype: expected auto, float32, bfloat16 or float16, found \"int8\"");
   EXPECT_EQ(Error("listen: 50051"),

@@ -104,6 +104,7 @@ ModelDriver::ModelDriver(const ModelDriverOptions& options,
   plan.layout = memory::MakeKvLayout(config_.num_layers, config_.num_kv_heads, config_.head_dim,
                                      kernels::BytesOf(options.kv_dtype), config_.has_eviction_heads,
                                      values_.needs_value_sums());
+  if (options.host_fp8) plan.layout.fp8_of = options.kv_dtype;
   plan.num_frames = options.frames;
   plan.num_host_blocks = options.host_blocks;
   plan.num_staging_pages =

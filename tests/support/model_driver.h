@@ -33,6 +33,7 @@ struct ModelDriverOptions {
   DriverBackend backend = DriverBackend::kCpu;
   bool run_ahead = false;  // of the runner for devices; then Step's logits are empty
   kernels::DType kv_dtype = kernels::DType::kF32;
+  bool host_fp8 = false;  // host pages in fp8
   int max_rows = 1024;
   int max_segments = 64;
   int max_context = 0;  // 0: the model's

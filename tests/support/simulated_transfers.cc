@@ -19,7 +19,7 @@ constexpr int64_t kStall = 100;
 
 uint64_t SumOf(const PageCopy& copy) {
   uint64_t sum = 0;
-  for (size_t at = 0; at + sizeof(uint64_t) <= copy.bytes; at += sizeof(uint64_t)) {
+  for (size_t at = 0; at + sizeof(uint64_t) <= copy.bytes_read(); at += sizeof(uint64_t)) {
     uint64_t word;
     std::memcpy(&word, copy.from + at, sizeof(word));
     sum += word;
@@ -63,9 +63,9 @@ Ticket SimulatedTransfers::Submit(TransferKind kind, std::span<const PageCopy> c
   }
   for (const PageCopy& copy : copies) {
     const uint64_t way = Draw() % 3;  // of moving the bytes
-    list.waiting.push_back({copy, SumOf(copy), way * copy.bytes / 2});
+    list.waiting.push_back({copy, SumOf(copy), copy.fp8 == nullptr ? way * copy.bytes / 2 : 0});
   }
-  for (const PageCopy& copy : copies) std::memset(copy.to, kGarbage, copy.bytes);
+  for (const PageCopy& copy : copies) std::memset(copy.to, kGarbage, copy.bytes_written());
   queues_[static_cast<size_t>(kind)].push_back(ticket);
   queued_ += copies.size();
   submitted_ += copies.size();
@@ -149,8 +149,12 @@ void SimulatedTransfers::Begin(Unit* unit, int64_t at_ns) {
 
 void SimulatedTransfers::End(Unit* unit) {
   const Copy& copy = unit->copy;
-  std::memcpy(copy.copy.to + copy.moved_first, copy.copy.from + copy.moved_first,
-              copy.copy.bytes - copy.moved_first);
+  if (copy.copy.fp8 != nullptr) {
+    copy.copy.Run();
+  } else {
+    std::memcpy(copy.copy.to + copy.moved_first, copy.copy.from + copy.moved_first,
+                copy.copy.bytes - copy.moved_first);
+  }
   if (SumOf(copy.copy) != copy.sum && fault_.empty()) {
     fault_ = "the source of a copy changed before the copy had ended";
   }

@@ -15,7 +15,7 @@ class TestPools {
             int num_staging_pages) {
     const size_t pages = size_t(num_host_blocks) * layout.num_groups();
     device_.resize(num_frames * layout.frame_bytes(), kPattern);
-    host_.resize(pages * layout.page_bytes, kPattern);
+    host_.resize(pages * layout.host_page_bytes(), kPattern);
     host_keys_.resize(pages * layout.key_bytes, kPattern);
     host_biases_.resize(pages * layout.bias_bytes, kPattern);
     host_sums_.resize(pages * layout.sum_bytes, kPattern);
