@@ -39,7 +39,7 @@ constexpr kernels::SelectionBudget kBudget{.top_k = 8, .init = 1, .local = 2};
 constexpr int kQueryTopK = 5;  // two blocks by the query, three by biases
 
 std::string LlamaFolder() {
-  return std::string(AUGUR_SOURCE_DIR) + "/tests/golden/models/llama-d64-g4";
+  return tests::SourceFolder() + "/tests/golden/models/llama-d64-g4";
 }
 
 tests::TensorFile Floats(const std::vector<int64_t>& shape, const std::vector<float>& values) {
