@@ -287,10 +287,11 @@ std::unique_ptr<kernels::Backend> Daemon::MakeBackend() const {
 }
 
 void Daemon::TurnAway() {
+  // First: who has seen the health turn is not let in any more.
+  service_.StopAdmitting();
   health_.Set("", false);
   health_.Set(kServiceName, false);
   front_.ready.store(0);
-  service_.StopAdmitting();
 }
 
 void Daemon::OnDeviceFailure(const std::string& message) {
