@@ -130,7 +130,11 @@ class EngineTest : public testing::Test {
     blocker->paused = true;
     const absl::Status submitted = engine_->Submit(blocker);
     EXPECT_TRUE(submitted.ok()) << submitted;
-    while (submitted.ok() && engine_->stats().running.load() == 0) std::this_thread::yield();
+    // Gauges are told one after the other.
+    const EngineStats& stats = engine_->stats();
+    while (submitted.ok() && (stats.running.load() == 0 || stats.blocks_held.load() == 0)) {
+      std::this_thread::yield();
+    }
     return blocker;
   }
 
