@@ -48,7 +48,7 @@ void DeviceAttention::AppendBiases(Backend* backend, const Group& group, int lay
 
 // A chosen block's biases lie where they always do, as a resident page does.
 void DeviceAttention::PlaceBiases(Backend* backend, Time time, Range range, int layer) {
-  Selection& selection = selections_[layer % 2];
+  Selection& selection = SelectionOf(layer);
   backend->PlaceBlocks(
       {.segments = arrays_.place_first[time] + range.first,
        .num_segments = range.count,

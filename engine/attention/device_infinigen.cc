@@ -6,12 +6,9 @@
 #include "kernels/check.h"
 
 namespace augur::engine {
-namespace {
 
 using kernels::Backend;
 using kernels::Segment;
-
-}  // namespace
 
 void DeviceAttention::UploadBasis() {
   const size_t layer_bytes = basis_layer() * sizeof(float);

@@ -19,6 +19,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct LinearPlan {
 
   // How many rows to compute for `rows`, at least as many.
   int PaddedRows(int rows) const {
-    for (int i = 0; i < 4; ++i) {
+    for (size_t i = 0; i < std::size(kRowSteps); ++i) {
       if (rows <= kRowSteps[i]) return padded_rows[i] > 0 ? padded_rows[i] : rows;
     }
     return rows;
@@ -62,7 +63,7 @@ struct LinearPlan {
   int sms = 0;             // that cuBLASLt is told to plan for; 0: all
   bool adds_bias = false;  // the same algorithm takes LinearProduct::bias
   // [of kRowSteps]: what is faster than rows up to that step; 0: nothing.
-  int padded_rows[4] = {0, 0, 0, 0};
+  int padded_rows[std::size(kRowSteps)] = {};
 };
 
 // The plans of one shape.

@@ -11,6 +11,7 @@
 #include "engine/model/model_config.h"
 #include "engine/model/model_loader.h"
 #include "kernels/check.h"
+#include "tests/bench/bench_attention.h"
 #include "tests/bench/bench_memory.h"
 
 namespace augur::bench {
@@ -19,8 +20,6 @@ namespace {
 using engine::StepSegment;
 
 constexpr int kDecodeSteps = 17;
-// MiniCPM4's budget: 1 first block, 33 of the window, 62 chosen.
-constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
 
 // A model, and sequences of the longest length a case needs.
 class BenchModel {
@@ -156,13 +155,12 @@ class BenchModel {
 
  private:
   static engine::AttentionSettings AttentionOf(engine::AttentionPolicy policy) {
-    engine::AttentionSettings attention;
-    attention.prefill = attention.decode = policy;
-    if (policy == engine::AttentionPolicy::kDense) return attention;
-    attention.top_k_blocks = kBudget.top_k;
-    attention.init_blocks = kBudget.init;
-    attention.local_blocks = kBudget.local;
-    attention.spare_slots = 0;
+    if (policy == engine::AttentionPolicy::kDense) {
+      engine::AttentionSettings dense;
+      dense.prefill = dense.decode = policy;
+      return dense;
+    }
+    engine::AttentionSettings attention = SettingsOf(policy, policy, /*spare_slots=*/0);
     if (policy == engine::AttentionPolicy::kForecast) attention.forecast_heads = "random";
     return attention;
   }

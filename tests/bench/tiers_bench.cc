@@ -13,6 +13,7 @@
 #include "engine/model/model_config.h"
 #include "engine/model/model_loader.h"
 #include "kernels/check.h"
+#include "tests/bench/bench_attention.h"
 #include "tests/bench/bench_memory.h"
 
 namespace augur::bench {
@@ -20,8 +21,6 @@ namespace {
 
 using engine::AttentionPolicy;
 
-// MiniCPM4's budget: 1 first block, 33 of the window, 62 chosen.
-constexpr kernels::SelectionBudget kBudget{.top_k = 96, .init = 1, .local = 33};
 constexpr int kWarmSteps = 8;
 // What a device of --device-gb keeps for embeddings, activations, workspaces and the runtime.
 constexpr double kBufferBytes = 2.2e9;
@@ -103,13 +102,8 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   }
   kv.prefetch = options.prefetch;
   kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
-  engine::AttentionSettings attention;
-  attention.prefill = bench->attention.prefill;
-  attention.decode = bench->attention.decode;
-  attention.top_k_blocks = kBudget.top_k;
-  attention.init_blocks = kBudget.init;
-  attention.local_blocks = kBudget.local;
-  attention.spare_slots = options.spare_slots;
+  engine::AttentionSettings attention =
+      SettingsOf(bench->attention.prefill, bench->attention.decode, options.spare_slots);
   if (*policy == AttentionPolicy::kInfinigen) {
     attention.infinigen_basis = "random";
   } else {
