@@ -173,6 +173,8 @@ class CpuBackend final : public Backend {
   void PlanAttention(const PagedAttentionParams& params);
   void SplitLongSpans(int head_dim);
   const int32_t* SampledBlocks(const SampledAttentionParams& params, const SampledItem& item) const;
+  void CountBlocks(const SampledAttentionParams& params);
+  int PlanSampled(const SampledAttentionParams& params, int first);
   void ScoreSampled(const SampledAttentionParams& params);
   void DrawAndGather(const SampledAttentionParams& params, const SampledItem& item,
                      DrawScratch& scratch) const;

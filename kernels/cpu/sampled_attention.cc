@@ -16,24 +16,55 @@ constexpr size_t kSampledScoreBytes = size_t{32} << 20;
 // entries are added up in ascending order.
 constexpr int kRunEntries = 16;
 
+int SamplesOf(const SampledAttentionParams& params, const SampledSegment& segment) {
+  return segment.samples > 0 ? segment.samples : params.samples;
+}
+
+int EntriesOf(const SampledSegment& segment, int kv_head) {
+  if (segment.counts != nullptr) return segment.counts[kv_head];
+  return segment.position / kBlockTokens + 1;
+}
+
+// Of the calls that a long list passes by in, only the last one does.
+bool Draws(const SampledAttentionParams& params, const SampledSegment& segment) {
+  return params.scores == nullptr || segment.values != nullptr;
+}
+
 void CheckParams(const SampledAttentionParams& params) {
   AUGUR_CHECK(params.num_kv_heads > 0 && params.num_q_heads % params.num_kv_heads == 0);
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim);
+  AUGUR_CHECK(params.out_dtype == DType::kF32);
   AUGUR_CHECK(params.layer >= 0 && params.layer < 4096 && params.num_q_heads < 4096);
   AUGUR_CHECK(params.scores == nullptr || params.num_segments == 1);
   for (int s = 0; s < params.num_segments; ++s) {
     const SampledSegment& segment = params.segments[s];
     if (segment.row < 0) continue;
     AUGUR_CHECK(segment.row < params.rows && segment.position >= 0);
-    AUGUR_CHECK(segment.samples > 0 && segment.samples <= kMaxValueSamples);
+    const int samples = SamplesOf(params, segment);
+    AUGUR_CHECK(samples > 0 && samples <= kMaxValueSamples);
     for (int head = 0; head < params.num_kv_heads; ++head) {
-      AUGUR_CHECK(segment.counts[head] > 0 && segment.counts[head] <= segment.list_stride);
+      const int entries = EntriesOf(segment, head);
+      AUGUR_CHECK(entries > 0 && entries <= segment.list_stride && entries <= params.max_entries);
     }
-    AUGUR_CHECK(params.scores != nullptr || (segment.keys != nullptr && segment.values != nullptr));
-    AUGUR_CHECK(params.estimator != ValueEstimator::kShared || segment.values == nullptr ||
+    AUGUR_CHECK(params.scores != nullptr || segment.keys != nullptr);
+    AUGUR_CHECK(params.estimator != ValueEstimator::kShared || !Draws(params, segment) ||
                 segment.state != nullptr);
   }
+}
+
+const std::byte* ValuesOf(const SampledAttentionParams& params, const SampledSegment& segment,
+                          int kv_head, int entry) {
+  const int64_t place = int64_t{kv_head} * segment.list_stride + entry;
+  if (segment.values != nullptr) return segment.values[params.values_offset + place];
+  const size_t half_bytes = size_t(kBlockTokens) * params.head_dim * BytesOf(params.dtype);
+  return segment.keys[params.keys_offset + place] + half_bytes;
+}
+
+void Add(const SampledCounts& counts, SampledCounts* to) {
+  to->draws += counts.draws;
+  to->rows += counts.rows;
+  to->distinct += counts.distinct;
 }
 
 size_t PaddedFloats(size_t count) { return (count + 15) / 16 * 16; }
@@ -56,7 +87,7 @@ void CpuBackend::ScoreSampled(const SampledAttentionParams& params) {
   score_items_.clear();
   for (size_t i = 0; i < sampled_items_.size(); ++i) {
     const SampledItem& item = sampled_items_[i];
-    const int entries = params.segments[item.segment].counts[item.kv_head];
+    const int entries = EntriesOf(params.segments[item.segment], item.kv_head);
     for (int begin = 0; begin < entries; begin += kRunEntries) {
       score_items_.push_back({static_cast<int>(i), begin, std::min(entries, begin + kRunEntries)});
     }
@@ -69,9 +100,9 @@ void CpuBackend::ScoreSampled(const SampledAttentionParams& params) {
     SampledScoreSpan span;
     span.q = params.q + size_t(segment.row) * params.q_stride +
              size_t(item.kv_head) * heads * params.head_dim;
-    span.keys = segment.keys + list;
+    span.keys = segment.keys + params.keys_offset + list;
     span.blocks = SampledBlocks(params, item);
-    if (segment.biases != nullptr) span.biases = segment.biases + list;
+    if (segment.biases != nullptr) span.biases = segment.biases + params.biases_offset + list;
     span.scores = item.scores + size_t(params.first_entry) * kBlockTokens;
     span.scratch = score_scratch_[thread].floats();
     span.scores_stride = item.stride;
@@ -94,16 +125,16 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
   DrawSource source{{segment.seed, segment.choice_index, static_cast<uint32_t>(segment.position),
                      static_cast<uint32_t>(params.layer), static_cast<uint32_t>(item.kv_head)},
                     params.forced_offset};
+  const int wished = SamplesOf(params, segment);
   float* state = nullptr;
   if (params.estimator == ValueEstimator::kShared) {
-    state = segment.state + size_t(item.kv_head) * ValueStateFloats(heads);
+    state = segment.state + params.state_offset + size_t(item.kv_head) * ValueStateFloats(heads);
     if (state[0] != 0.0f) {
-      DrawShared(isa_, params.budget, segment.samples, scratch.group, blocks, source, state,
-                 &scratch.draws);
+      DrawShared(isa_, params.budget, wished, scratch.group, blocks, source, state, &scratch.draws);
       return;
     }
   }
-  int samples = segment.samples;
+  int samples = wished;
   if (params.budget == ValueBudget::kRows) {
     samples = DrawsForRows(isa_, params.estimator, samples, scratch.group, &scratch.probabilities);
   }
@@ -112,7 +143,7 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
     DrawValues(isa_, params.estimator, samples, scratch.group[g], blocks, source,
                &scratch.draws[g]);
   }
-  if (state != nullptr) BeginShared(isa_, segment.samples, scratch.group, state);
+  if (state != nullptr) BeginShared(isa_, wished, scratch.group, state);
 }
 
 // The drawn rows of half an fp8 page, one behind the other, and their places there.
@@ -160,7 +191,7 @@ int CpuBackend::GatherEntry(const SampledAttentionParams& params, const SampledI
   const int distinct = static_cast<int>(scratch.tokens.size());
   if (distinct > 0) {
     ValueGather gather;
-    gather.values = segment.values[size_t(item.kv_head) * segment.list_stride + entry];
+    gather.values = ValuesOf(params, segment, item.kv_head, entry);
     if (params.fp8.holds(gather.values)) {
       UnpackDrawn(params, gather.values, scratch);
       gather.values = scratch.rows.data();
@@ -184,7 +215,7 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
   const int heads = static_cast<int>(scratch.group.size());
   const size_t list = size_t(item.kv_head) * segment.list_stride;
   const int32_t* blocks = SampledBlocks(params, item);
-  const int entries = segment.counts[item.kv_head];
+  const int entries = EntriesOf(segment, item.kv_head);
   const int padded = PaddedHeadDim(params.head_dim);
   const bool has_variate =
       params.estimator == ValueEstimator::kShared && segment.value_sums != nullptr;
@@ -199,7 +230,7 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
     if (segment.entry_rows != nullptr) segment.entry_rows[list + entry] = distinct;
     if (has_variate) {
       // The entry's mass beyond what was drawn of it goes to the mean of its values.
-      const float* sum = segment.value_sums[list + entry];
+      const float* sum = segment.value_sums[params.sums_offset + list + entry];
       const int visible =
           std::min(kBlockTokens, segment.position - blocks[entry] * kBlockTokens + 1);
       for (int g = 0; g < heads; ++g) {
@@ -217,7 +248,8 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
       run[c] = 0.0f;
     }
   }
-  float* out = params.out + size_t(segment.row) * params.num_q_heads * params.head_dim +
+  float* out = static_cast<float*>(params.out) +
+               size_t(segment.row) * params.num_q_heads * params.head_dim +
                size_t(item.kv_head) * heads * params.head_dim;
   for (int g = 0; g < heads; ++g) {
     const float poison = scratch.group[g].is_nan ? NAN : 0.0f;
@@ -230,7 +262,7 @@ void CpuBackend::GatherItem(const SampledAttentionParams& params, const SampledI
 void CpuBackend::DrawAndGather(const SampledAttentionParams& params, const SampledItem& item,
                                DrawScratch& scratch) const {
   const int heads = params.num_q_heads / params.num_kv_heads;
-  const int entries = params.segments[item.segment].counts[item.kv_head];
+  const int entries = EntriesOf(params.segments[item.segment], item.kv_head);
   scratch.group.resize(heads);
   scratch.draws.resize(heads);
   scratch.counts = {};
@@ -244,6 +276,64 @@ void CpuBackend::DrawAndGather(const SampledAttentionParams& params, const Sampl
   GatherItem(params, item, scratch);
 }
 
+// Blocks of lists that name none.
+void CpuBackend::CountBlocks(const SampledAttentionParams& params) {
+  for (int s = 0; s < params.num_segments; ++s) {
+    const SampledSegment& segment = params.segments[s];
+    if (segment.row < 0 || segment.blocks != nullptr) continue;
+    int most = 0;
+    for (int head = 0; head < params.num_kv_heads; ++head) {
+      most = std::max(most, params.first_entry + EntriesOf(segment, head));
+    }
+    for (int block = static_cast<int>(every_block_.size()); block < most; ++block) {
+      every_block_.push_back(block);
+    }
+  }
+}
+
+// Items of as many segments from `first` on as there is room for the scores of; gives the segment
+// behind them.
+int CpuBackend::PlanSampled(const SampledAttentionParams& params, int first) {
+  const int heads = params.num_q_heads / params.num_kv_heads;
+  sampled_items_.clear();
+  size_t floats = 0;
+  int end = first;
+  for (; end < params.num_segments; ++end) {
+    const SampledSegment& segment = params.segments[end];
+    if (segment.row < 0) continue;
+    size_t needed = 0;
+    for (int head = 0; head < params.num_kv_heads; ++head) {
+      needed += heads * PaddedFloats(size_t(EntriesOf(segment, head)) * kBlockTokens);
+    }
+    if (params.scores == nullptr && !sampled_items_.empty() &&
+        (floats + needed) * sizeof(float) > kSampledScoreBytes) {
+      break;
+    }
+    for (int head = 0; head < params.num_kv_heads; ++head) {
+      const size_t stride = PaddedFloats(size_t(EntriesOf(segment, head)) * kBlockTokens);
+      sampled_items_.push_back({end, head, nullptr, stride});
+    }
+    floats += needed;
+  }
+  if (params.scores == nullptr && sampled_scores_.bytes() < floats * sizeof(float)) {
+    size_t bytes = size_t{1} << 16;
+    while (bytes < floats * sizeof(float)) bytes *= 2;
+    sampled_scores_ = AlignedBuffer(bytes);
+    AUGUR_CHECK(sampled_scores_.data() != nullptr);
+  }
+  float* room = sampled_scores_.floats();
+  for (SampledItem& item : sampled_items_) {
+    if (params.scores != nullptr) {
+      item.stride = params.scores_stride;
+      item.scores = params.scores + size_t(item.kv_head) * heads * item.stride;
+      continue;
+    }
+    item.scores = room;
+    room += heads * item.stride;
+  }
+  return end;
+}
+
 void CpuBackend::SampledAttention(const SampledAttentionParams& params) {
   CheckParams(params);
   const int heads = params.num_q_heads / params.num_kv_heads;
@@ -254,67 +344,22 @@ void CpuBackend::SampledAttention(const SampledAttentionParams& params) {
     if (buffer.bytes() < scratch_bytes) buffer = AlignedBuffer(scratch_bytes);
     AUGUR_CHECK(buffer.data() != nullptr);
   }
-  for (int s = 0; s < params.num_segments; ++s) {
-    const SampledSegment& segment = params.segments[s];
-    if (segment.row < 0 || segment.blocks != nullptr) continue;
-    const int most = params.first_entry +
-                     *std::max_element(segment.counts, segment.counts + params.num_kv_heads);
-    for (int block = static_cast<int>(every_block_.size()); block < most; ++block) {
-      every_block_.push_back(block);
-    }
-  }
+  CountBlocks(params);
   for (int first = 0; first < params.num_segments;) {
-    sampled_items_.clear();
-    size_t floats = 0;
-    int end = first;
-    for (; end < params.num_segments; ++end) {
-      const SampledSegment& segment = params.segments[end];
-      if (segment.row < 0) continue;
-      size_t needed = 0;
-      for (int head = 0; head < params.num_kv_heads; ++head) {
-        needed += heads * PaddedFloats(size_t(segment.counts[head]) * kBlockTokens);
-      }
-      if (params.scores == nullptr && !sampled_items_.empty() &&
-          (floats + needed) * sizeof(float) > kSampledScoreBytes) {
-        break;
-      }
-      for (int head = 0; head < params.num_kv_heads; ++head) {
-        const size_t stride = PaddedFloats(size_t(segment.counts[head]) * kBlockTokens);
-        sampled_items_.push_back({end, head, nullptr, stride});
-      }
-      floats += needed;
-    }
-    if (params.scores == nullptr && sampled_scores_.bytes() < floats * sizeof(float)) {
-      size_t bytes = size_t{1} << 16;
-      while (bytes < floats * sizeof(float)) bytes *= 2;
-      sampled_scores_ = AlignedBuffer(bytes);
-      AUGUR_CHECK(sampled_scores_.data() != nullptr);
-    }
-    float* room = sampled_scores_.floats();
-    for (SampledItem& item : sampled_items_) {
-      if (params.scores != nullptr) {
-        item.stride = params.scores_stride;
-        item.scores = params.scores + size_t(item.kv_head) * heads * item.stride;
-        continue;
-      }
-      item.scores = room;
-      room += heads * item.stride;
-    }
+    const int end = PlanSampled(params, first);
     if (params.segments[first].keys != nullptr || params.scores == nullptr) ScoreSampled(params);
-    if (params.scores == nullptr || params.segments[first].values != nullptr) {
+    if (Draws(params, params.segments[first])) {
       item_counts_.assign(sampled_items_.size(), {});
       pool_.ParallelFor(static_cast<int>(sampled_items_.size()), [&](int index, int thread) {
         DrawAndGather(params, sampled_items_[index], draw_scratch_[thread]);
         item_counts_[index] = draw_scratch_[thread].counts;
       });
-      if (params.counts != nullptr) {
-        for (int s = first; s < end; ++s) params.counts[s] = {};
-        for (size_t i = 0; i < sampled_items_.size(); ++i) {
-          SampledCounts& counts = params.counts[sampled_items_[i].segment];
-          counts.draws += item_counts_[i].draws;
-          counts.rows += item_counts_[i].rows;
-          counts.distinct += item_counts_[i].distinct;
+      for (int s = first; params.counts != nullptr && s < end; ++s) params.counts[s] = {};
+      for (size_t i = 0; i < sampled_items_.size(); ++i) {
+        if (params.counts != nullptr) {
+          Add(item_counts_[i], &params.counts[sampled_items_[i].segment]);
         }
+        if (params.totals != nullptr) Add(item_counts_[i], params.totals);
       }
     }
     first = end;

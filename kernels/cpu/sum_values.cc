@@ -16,15 +16,18 @@ void CpuBackend::SumValues(const SumValuesParams& params) {
     const Segment& rows = segment.rows;
     const int end = rows.first_position + rows.num_rows;
     const int first_block = rows.first_position / kBlockTokens;
+    const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
     for (int position = rows.first_position; position < end;) {
       const int block = position / kBlockTokens;
       const int next = std::min(end, (block + 1) * kBlockTokens);
       const int token = position - block * kBlockTokens;
       for (int head = 0; head < params.num_kv_heads; ++head) {
-        const size_t place = size_t(block - first_block) * params.num_kv_heads + head;
-        float* sum = segment.sums[place];
+        const int64_t place =
+            int64_t{block - first_block} * block_stride + int64_t{head} * segment.head_stride;
+        float* sum = segment.sums[params.sums_offset + place];
         if (token == 0) std::memset(sum, 0, sizeof(float) * params.head_dim);
-        const std::byte* values = segment.pages[place] + (kBlockTokens + token) * row_bytes;
+        const std::byte* values =
+            segment.pages[params.pages_offset + place] + (kBlockTokens + token) * row_bytes;
         isa_.add_value_rows(params.dtype, values, next - position, params.head_dim, sum);
       }
       position = next;

@@ -52,19 +52,20 @@ struct SampledSegment {
   int row = -1;      // of q and out; -1: the segment is left out
   int position = 0;  // of its token
   // [num_kv_heads][list_stride]: keys (values) of each entry, [64][head_dim] of dtype each. The two
-  // halves of a page need not lie together: values may be in host memory while keys are not.
+  // halves of a page need not lie together: values may be in host memory, in fp8 pages or not,
+  // while keys are not. Values null: they follow the keys, as in a page.
   const std::byte* const* keys = nullptr;
   const std::byte* const* values = nullptr;
   // [num_kv_heads][list_stride], ascending. Null: entry e is block e.
   const int32_t* blocks = nullptr;
-  const int32_t* counts = nullptr;       // [num_kv_heads] entries, at least 1
+  const int32_t* counts = nullptr;  // [num_kv_heads] entries, at least 1; null: up to `position`'s
   const float* const* biases = nullptr;  // [num_kv_heads][list_stride], 64 floats each; null: none
   // [num_kv_heads][list_stride]: sum of the values of the entry's tokens up to `position`, head_dim
   // floats: the control variate of kShared. Null: none (unbiased all the same).
   const float* const* value_sums = nullptr;
   float* state = nullptr;  // kShared: [num_kv_heads][ValueStateFloats], read and written
   int list_stride = 0;
-  int samples = 0;  // S, from 1 to kMaxValueSamples
+  int samples = 0;  // S, from 1 to kMaxValueSamples; 0: SampledAttentionParams::samples
   uint64_t seed = 0;
   uint32_t choice_index = 0;
   // [num_kv_heads][list_stride]: distinct rows read of each entry. Null: not wanted.
@@ -78,22 +79,41 @@ struct SampledCounts {
   int64_t distinct = 0;  // distinct for a kv head: rows of V that were read
 };
 
+// Where pinned host memory lies, that values may be in: a device reads rows from there by few CTAs.
+struct HostValues {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;  // begin == end: there are none
+};
+
 struct SampledAttentionParams {
   const float* q = nullptr;  // [rows, num_q_heads * head_dim], rows q_stride apart, rotated
-  float* out = nullptr;      // [rows, num_q_heads * head_dim], dense
+  void* out = nullptr;       // [rows, num_q_heads * head_dim] of out_dtype, dense
   const SampledSegment* segments = nullptr;  // [num_segments]
   SampledCounts* counts = nullptr;           // [num_segments]; null: not wanted
+  SampledCounts* totals = nullptr;           // [1], to which all counts are added; likewise
   int num_segments = 0;
   int rows = 0;
   int q_stride = 0;
   int num_q_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // of keys and values
   float scale = 1.0f;
+  DType out_dtype = DType::kF32;  // the CPU's: kF32
   int layer = 0;
+  int samples = 0;  // of segments that name none
   ValueEstimator estimator = ValueEstimator::kShared;
   ValueBudget budget = ValueBudget::kDraws;
+  // Entries of the longest list, at most: what the host knows where it cannot read the segments.
+  // It sizes scratch and grids; no bits depend on it.
+  int max_entries = std::numeric_limits<int>::max();
+  // Added to every segment's lists, in entries, and to `state`, in floats: those of several layers
+  // that lie behind each other share their segments. Where values are null, keys_offset is both's.
+  int64_t keys_offset = 0;
+  int64_t values_offset = 0;
+  int64_t biases_offset = 0;
+  int64_t sums_offset = 0;
+  int64_t state_offset = 0;
   // Instead of the generator's words, where tests enumerate offsets. Negative: the generator's.
   int64_t forced_offset = -1;
 
@@ -104,6 +124,7 @@ struct SampledAttentionParams {
   int first_entry = 0;
   float* scores = nullptr;  // [num_q_heads][scores_stride], scores_stride >= 64 * all entries
   size_t scores_stride = 0;
+  HostValues host = {};
   Fp8Pages fp8 = {};  // values may lie in such: at the second half of one
 };
 

@@ -262,6 +262,54 @@ TEST(SampledAttentionTest, BitsDoNotDependOnCompanyThreadsOrWindows) {
   }
 }
 
+// Lists of layers behind each other, values that follow their keys, entries up to the position's
+// and the call's samples: the bits of the same list said in full.
+TEST(SampledAttentionTest, WhatAStepLeavesOutIsFoundByTheCall) {
+  const auto backend = Cpu();
+  SampledCase list = RandomCase(200, 2, 16, 2, 3);
+  list.SetValues([](int token, int c) { return 0.1f * token + c; });
+  list.has_sums = true;
+  for (const ValueEstimator estimator : kAllEstimators) {
+    list.PredictState({0.2, -0.3}, 20);
+    const std::vector<float> expected = list.Run(*backend, estimator, 24, 7);
+    const std::vector<int32_t> rows = list.entry_rows;
+    std::vector<std::vector<float>> pages = list.keys;
+    std::vector<const std::byte*> lists(pages.size(), nullptr);
+    std::vector<const float*> sums(2 * pages.size(), nullptr);
+    for (size_t e = 0; e < pages.size(); ++e) {
+      pages[e].insert(pages[e].end(), list.values[e].begin(), list.values[e].end());
+      lists.push_back(reinterpret_cast<const std::byte*>(pages[e].data()));
+      sums.push_back(list.sums[e].data());
+    }
+    SampledSegment segment = list.Segment(0, 0, 7);
+    segment.keys = lists.data();
+    segment.values = nullptr;
+    segment.value_sums = sums.data();
+    segment.blocks = segment.counts = nullptr;
+    std::vector<float> state(5, 0.0f), out(32, NAN);
+    state.insert(state.end(), list.state.begin(), list.state.end());
+    segment.state = state.data();
+    const SampledSegment segments[] = {{}, segment};
+    SampledCounts counts[2], totals = {1, 2, 3};
+    SampledAttentionParams params = list.Params(estimator, segments, 2, out.data());
+    params.counts = counts;
+    params.totals = &totals;
+    params.samples = 24;
+    params.max_entries = list.entries();
+    params.keys_offset = list.entries();
+    params.sums_offset = 2 * list.entries();
+    params.state_offset = 5;
+    backend->SampledAttention(params);
+    EXPECT_TRUE(SameBits(expected, out)) << NameOf(estimator);
+    EXPECT_EQ(list.entry_rows, rows);
+    EXPECT_EQ(counts[0].draws, 0);
+    EXPECT_EQ(counts[1].distinct, list.counts.distinct);
+    EXPECT_EQ(totals.draws, 1 + list.counts.draws);
+    EXPECT_EQ(totals.rows, 2 + list.counts.rows);
+    EXPECT_EQ(totals.distinct, 3 + list.counts.distinct);
+  }
+}
+
 // With more samples than the softmax can use, sampled attention is exact attention.
 TEST(SampledAttentionTest, ManySamplesGiveExactAttention) {
   const auto backend = Cpu(2);
