@@ -22,6 +22,7 @@
 #include "kernels/ops/adjust_logits.h"
 #include "kernels/ops/choose_channels.h"
 #include "kernels/ops/compress_keys.h"
+#include "kernels/ops/count_value_reads.h"
 #include "kernels/ops/drive_choice.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/eviction_bias.h"
@@ -119,6 +120,7 @@ class Backend {
   virtual void DriveChoice(const DriveChoiceParams& params) = 0;
   virtual void PlaceBlocks(const PlaceBlocksParams& params) = 0;
   virtual void OpenTails(const OpenTailsParams& params) = 0;
+  virtual void CountValueReads(const CountValueReadsParams& params) = 0;
   virtual void ListSpills(const ListSpillsParams& params) = 0;
   virtual void ListPageCopies(const ListPageCopiesParams& params) = 0;
   virtual void CopyPages(const PageCopyParams& params) = 0;

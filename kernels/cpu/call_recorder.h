@@ -96,6 +96,9 @@ class CallRecorder final : public Backend {
     Keep(&Backend::PlaceBlocks, params);
   }
   void OpenTails(const OpenTailsParams& params) override { Keep(&Backend::OpenTails, params); }
+  void CountValueReads(const CountValueReadsParams& params) override {
+    Keep(&Backend::CountValueReads, params);
+  }
   void ListSpills(const ListSpillsParams& params) override { Keep(&Backend::ListSpills, params); }
   void ListPageCopies(const ListPageCopiesParams& params) override {
     Keep(&Backend::ListPageCopies, params);

@@ -46,6 +46,9 @@ void CpuBackend::OpenTails(const OpenTailsParams& params) {
       if (blocks[slot] != block) {
         blocks[slot] = block;
         stamps[slot] = segment.rows.first_position;
+        if (segment.slot_costs != nullptr) {
+          segment.slot_costs[group * segment.slot_stride + slot] = kSlotHasValues;
+        }
       }
       segment.sources[group * segment.source_stride + block] =
           segment.slot_pages[group * segment.slot_stride + slot];

@@ -24,9 +24,33 @@ int64_t RankOf(const PlacedGroup& group, int slot) {
 }
 int SlotOf(int64_t rank) { return static_cast<int>(rank & ((1 << 20) - 1)); }
 
+// Lists what of a block's page goes to a slot: in halves where there are any.
+void AddCopy(const PlaceBlocksParams& params, const std::byte* from, std::byte* to, bool keys,
+             bool values) {
+  if (params.half_bytes == 0) {
+    params.copies[(*params.num_copies)++] = {from, to};
+    return;
+  }
+  if (keys) params.copies[(*params.num_copies)++] = {from, to};
+  if (values) {
+    params.copies[(*params.num_copies)++] = {from + params.source_half_bytes,
+                                             to + params.half_bytes};
+  }
+}
+
+// Notes where the values of an entry in `slot` lie.
+void TellValues(const PlaceBlocksParams& params, const PlacedGroup& group, int entry, int slot) {
+  const bool here = group.slot_costs == nullptr || group.slot_costs[slot] < 0.0f;
+  if (group.values != nullptr) {
+    group.values[entry] = here ? group.slot_pages[slot] + params.half_bytes
+                               : group.sources[group.blocks[entry]] + params.source_half_bytes;
+  }
+  if (group.source_slots != nullptr) group.source_slots[entry] = here ? -1 : slot;
+}
+
 // Takes the entries that have a slot; the other slots are left in `victims`.
-void TakeHits(const PlaceSegment& segment, const PlacedGroup& group, PlacementCounts* counts,
-              std::vector<int64_t>* victims) {
+void TakeHits(const PlaceBlocksParams& params, const PlaceSegment& segment,
+              const PlacedGroup& group, PlacementCounts* counts, std::vector<int64_t>* victims) {
   const int position = segment.rows.first_position;
   const int local_begin = position / kBlockTokens - segment.local + 1;
   const auto by_scores = [&](int32_t block) {
@@ -48,6 +72,13 @@ void TakeHits(const PlaceSegment& segment, const PlacedGroup& group, PlacementCo
       (group.slot_stamps[slot] == position - 1 ? counts->reused : counts->spare) += 1;
     }
     group.slot_stamps[slot] = position;
+    if (group.slot_costs != nullptr && group.slot_costs[slot] >= 0.0f &&
+        (!segment.keys_only || group.slot_costs[slot] >= params.move_cost)) {
+      AddCopy(params, group.sources[block], group.slot_pages[slot], false, true);
+      group.slot_costs[slot] = kSlotHasValues;
+      counts->moved += 1;
+    }
+    TellValues(params, group, entry, slot);
   }
 }
 
@@ -57,17 +88,21 @@ void FetchMisses(const PlaceBlocksParams& params, const PlaceSegment& segment,
   const auto misses = std::count(group.pages, group.pages + group.count, nullptr);
   AUGUR_CHECK(misses <= static_cast<int64_t>(victims->size()));
   std::partial_sort(victims->begin(), victims->begin() + misses, victims->end());
+  const bool keys_only = group.slot_costs != nullptr && segment.keys_only;
   counts->fetched += misses;
+  if (keys_only) counts->keys_only += misses;
   auto victim = victims->begin();
   for (int entry = 0; entry < group.count; ++entry) {
     if (group.pages[entry] != nullptr) continue;
     const int slot = SlotOf(*victim++);
     const int32_t block = group.blocks[entry];
     AUGUR_CHECK(block >= 0 && block < segment.source_stride);
-    params.copies[(*params.num_copies)++] = {group.sources[block], group.slot_pages[slot]};
+    AddCopy(params, group.sources[block], group.slot_pages[slot], true, !keys_only);
     group.pages[entry] = group.slot_pages[slot];
     group.slot_blocks[slot] = block;
     group.slot_stamps[slot] = segment.rows.first_position;
+    if (group.slot_costs != nullptr) group.slot_costs[slot] = keys_only ? 0.0f : kSlotHasValues;
+    TellValues(params, group, entry, slot);
   }
 }
 
@@ -88,12 +123,14 @@ void CpuBackend::PlaceBlocks(const PlaceBlocksParams& params) {
         for (int i = 0; i < group.count; ++i) {
           AUGUR_CHECK(group.blocks[i] >= 0 && group.blocks[i] < segment.source_stride);
           group.pages[i] = group.sources[group.blocks[i]];
+          if (group.values != nullptr) group.values[i] = group.pages[i] + params.half_bytes;
+          if (group.source_slots != nullptr) group.source_slots[i] = -1;
         }
         continue;
       }
       AUGUR_CHECK(params.copies != nullptr && params.num_copies != nullptr);
       AUGUR_CHECK(segment.num_slots <= params.max_slots && group.count <= segment.num_slots);
-      TakeHits(segment, group, &counts, &place_victims_);
+      TakeHits(params, segment, group, &counts, &place_victims_);
       FetchMisses(params, segment, group, &counts, &place_victims_);
     }
   }
@@ -102,6 +139,8 @@ void CpuBackend::PlaceBlocks(const PlaceBlocksParams& params) {
   params.placement->reused += counts.reused;
   params.placement->spare += counts.spare;
   params.placement->fetched += counts.fetched;
+  params.placement->keys_only += counts.keys_only;
+  params.placement->moved += counts.moved;
 }
 
 }  // namespace augur::kernels

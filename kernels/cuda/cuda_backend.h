@@ -61,6 +61,7 @@ class CudaBackend final : public Backend {
   void DriveChoice(const DriveChoiceParams& params) override;
   void PlaceBlocks(const PlaceBlocksParams& params) override;
   void OpenTails(const OpenTailsParams& params) override;
+  void CountValueReads(const CountValueReadsParams& params) override;
   void ListSpills(const ListSpillsParams& params) override;
   void ListPageCopies(const ListPageCopiesParams& params) override;
   void CopyPages(const PageCopyParams& params) override;

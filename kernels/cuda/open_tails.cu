@@ -56,6 +56,9 @@ __global__ void __launch_bounds__(kWarp* kWarps) OpenTailsKernel(OpenTailsParams
   if (first >> 32 != 0) {
     blocks[slot] = block;
     stamps[slot] = segment.rows.first_position;
+    if (segment.slot_costs != nullptr) {
+      segment.slot_costs[group * segment.slot_stride + slot] = kSlotHasValues;
+    }
   }
   segment.sources[group * segment.source_stride + block] =
       segment.slot_pages[group * segment.slot_stride + slot];

@@ -19,24 +19,29 @@ struct Holding {
   int32_t block = 0;  // of the entry
   int32_t held = kEmptySlot;
   int32_t stamp = 0;
+  float cost = kSlotHasValues;
   std::byte* page = nullptr;  // of the slot
 };
+
+// Where the values of an entry are.
+enum class EntryValues : int8_t { kAtSource, kInSlot, kComing };
 
 // What a CTA's threads tell each other.
 struct PlaceScratch {
   std::byte* slot_pages[kMaxThreads];
   int32_t wanted[kMaxThreads];
-  int16_t entry_slots[kMaxThreads];   // -1: has none yet
+  int16_t entry_slots[kMaxThreads];  // -1: has none yet
+  EntryValues entry_values[kMaxThreads];
   int32_t victim_ages[kMaxThreads];   // by rising slot
   int16_t victim_slots[kMaxThreads];  // likewise
   int16_t victims[kMaxThreads];       // in the order in which they go
   int warp_counts[kMaxThreads / kWarp];
-  int counts[3];  // chosen, reused, spare
+  int counts[4];  // chosen, reused, spare, moved
   int first_copy;
 };
 
-// How many threads before this one have `value`s, summed; *total is that of all threads. `value` is
-// below 2^16, so two counts go in one.
+// How many threads before this one have `value`s, summed; *total is that of all threads. Sums of
+// the lower half are below 2^16, so two counts go in one.
 __device__ int SumBefore(int value, PlaceScratch& scratch, int* total) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int upto = value;
@@ -96,8 +101,8 @@ __device__ void CountWarp(bool holds, int* count) {
 // Enters the slots of blocks that have one, and returns the age of this thread's slot: -1 where it
 // is none or holds a block of the choice; the greater an age, the earlier the slot becomes a
 // victim.
-__device__ int TakeHits(const PlaceSegment& segment, const PlacedGroup& group, const Holding& mine,
-                        PlaceScratch& scratch) {
+__device__ int TakeHits(const PlaceBlocksParams& params, const PlaceSegment& segment,
+                        const PlacedGroup& group, const Holding& mine, PlaceScratch& scratch) {
   const int thread = threadIdx.x;
   const int position = segment.rows.first_position;
   const int local_begin = position / kBlockTokens - segment.local + 1;
@@ -111,14 +116,21 @@ __device__ int TakeHits(const PlaceSegment& segment, const PlacedGroup& group, c
     // Stamps are positions up to the row's own, or -1.
     age = mine.held == kEmptySlot ? position + 2 : min(max(position - mine.stamp, 0), position + 1);
   }
+  const bool moves =
+      entry >= 0 && mine.cost >= 0.0f && (!segment.keys_only || mine.cost >= params.move_cost);
   if (entry >= 0) {
     scratch.entry_slots[entry] = static_cast<int16_t>(thread);
+    scratch.entry_values[entry] = moves              ? EntryValues::kComing
+                                  : mine.cost < 0.0f ? EntryValues::kInSlot
+                                                     : EntryValues::kAtSource;
     group.slot_stamps[thread] = position;
+    if (moves) group.slot_costs[thread] = kSlotHasValues;
     age = -1;
   }
   const bool counts = entry >= 0 && by_scores(mine.held);
   CountWarp(counts && mine.stamp == position - 1, &scratch.counts[1]);
   CountWarp(counts && mine.stamp != position - 1, &scratch.counts[2]);
+  if (group.slot_costs != nullptr) CountWarp(moves, &scratch.counts[3]);
   return age;
 }
 
@@ -159,14 +171,29 @@ __device__ void PickVictims(int age, int max_age, int misses, PlaceScratch& scra
   }
 }
 
-__device__ void AddCounts(const PlaceBlocksParams& params, const PlaceScratch& scratch,
-                          int misses) {
-  if (params.placement == nullptr || threadIdx.x > 3) return;
-  static_assert(sizeof(PlacementCounts) == 4 * sizeof(unsigned long long));
-  const int count = threadIdx.x < 3 ? scratch.counts[threadIdx.x] : misses;
+__device__ void AddCounts(const PlaceBlocksParams& params, const PlaceScratch& scratch, int misses,
+                          bool keys_only) {
+  if (params.placement == nullptr || threadIdx.x > 5) return;
+  static_assert(sizeof(PlacementCounts) == 6 * sizeof(unsigned long long));
+  const int place = threadIdx.x;
+  const int count = place < 3    ? scratch.counts[place]
+                    : place == 3 ? misses
+                    : place == 4 ? (keys_only ? misses : 0)
+                                 : scratch.counts[3];
   if (count == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(params.placement) + threadIdx.x,
             static_cast<unsigned long long>(count));
+}
+
+// Copies of one entry's page, of which `at` is the first: in halves where there are any.
+__device__ void ListCopies(const PlaceBlocksParams& params, const std::byte* from, std::byte* to,
+                           bool keys, bool values, PageCopy* at) {
+  if (params.half_bytes == 0) {
+    *at = {from, to};
+    return;
+  }
+  if (keys) *at++ = {from, to};
+  if (values) *at = {from + params.source_half_bytes, to + params.half_bytes};
 }
 
 __device__ void PlaceInSlots(const PlaceBlocksParams& params, const PlaceSegment& segment,
@@ -181,33 +208,50 @@ __device__ void PlaceInSlots(const PlaceBlocksParams& params, const PlaceSegment
     scratch.entry_slots[thread] = -1;
   }
   if (thread < segment.num_slots) scratch.slot_pages[thread] = mine.page;
-  if (thread < 3) scratch.counts[thread] = 0;
+  if (thread < 4) scratch.counts[thread] = 0;
   __syncthreads();
-  const int age = TakeHits(segment, group, mine, scratch);
+  const int age = TakeHits(params, segment, group, mine, scratch);
   __syncthreads();
+  const bool keys_only = group.slot_costs != nullptr && segment.keys_only;
   const bool is_miss = is_entry && scratch.entry_slots[thread] < 0;
-  int misses;
-  const int miss = SumBefore(is_miss ? 1 : 0, scratch, &misses);
+  EntryValues values = keys_only ? EntryValues::kAtSource : EntryValues::kComing;
+  if (is_entry && !is_miss) values = scratch.entry_values[thread];
+  int copies = is_miss ? 1 : 0;
+  if (params.half_bytes > 0 && is_entry && values == EntryValues::kComing) ++copies;
+  int totals;
+  const int before = SumBefore((is_miss ? 1 : 0) + (copies << 16), scratch, &totals);
+  const int misses = totals & 0xffff, all_copies = totals >> 16;
   // Asked for as early as may be, and looked at as late.
   unsigned long long ticket = 0;
-  if (thread == 0) ticket = TakeTicket(tickets, misses);
-  AddCounts(params, scratch, misses);
-  if (misses > 0) {
-    PickVictims(age, segment.rows.first_position + 3, misses, scratch);
+  if (thread == 0) ticket = TakeTicket(tickets, all_copies);
+  AddCounts(params, scratch, misses, keys_only);
+  if (misses > 0) PickVictims(age, segment.rows.first_position + 3, misses, scratch);
+  if (all_copies > 0) {
     if (thread == 0) scratch.first_copy = FirstCopyOf(ticket);
     __syncthreads();
   }
   if (is_entry) {
     int slot = scratch.entry_slots[thread];
     if (is_miss) {
-      slot = scratch.victims[miss];
+      slot = scratch.victims[before & 0xffff];
       group.slot_blocks[slot] = mine.block;
       group.slot_stamps[slot] = segment.rows.first_position;
-      params.copies[scratch.first_copy + miss] = {source, scratch.slot_pages[slot]};
+      if (group.slot_costs != nullptr) group.slot_costs[slot] = keys_only ? 0.0f : kSlotHasValues;
     }
-    group.pages[thread] = scratch.slot_pages[slot];
+    std::byte* const page = scratch.slot_pages[slot];
+    if (copies > 0) {
+      ListCopies(params, source, page, is_miss, values == EntryValues::kComing,
+                 params.copies + scratch.first_copy + (before >> 16));
+    }
+    group.pages[thread] = page;
+    const bool at_source = values == EntryValues::kAtSource;
+    if (group.values != nullptr) {
+      group.values[thread] =
+          at_source ? source + params.source_half_bytes : page + params.half_bytes;
+    }
+    if (group.source_slots != nullptr) group.source_slots[thread] = at_source ? slot : -1;
   }
-  if (thread == 0) EndTickets(params, ticket, misses, tickets);
+  if (thread == 0) EndTickets(params, ticket, all_copies, tickets);
 }
 
 // One CTA a segment and kv head.
@@ -231,6 +275,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     mine.held = group.slot_blocks[thread];
     mine.stamp = group.slot_stamps[thread];
     mine.page = group.slot_pages[thread];
+    if (group.slot_costs != nullptr) mine.cost = group.slot_costs[thread];
   }
   // The CPU's CHECKs.
   if (segment.rows.num_rows > 1 || group.count > params.selection_stride) __trap();
@@ -241,7 +286,12 @@ __global__ void __launch_bounds__(kMaxThreads)
     PlaceInSlots(params, segment, group, mine, scratch, tickets);
     return;
   }
-  if (thread < group.count) group.pages[thread] = group.sources[mine.block];
+  if (thread < group.count) {
+    std::byte* const page = group.sources[mine.block];
+    group.pages[thread] = page;
+    if (group.values != nullptr) group.values[thread] = page + params.half_bytes;
+    if (group.source_slots != nullptr) group.source_slots[thread] = -1;
+  }
   if (thread == 0) EndTickets(params, TakeTicket(tickets, 0), 0, tickets);
 }
 

@@ -16,6 +16,7 @@ struct TailSegment {
   int32_t* slot_blocks = nullptr;
   int32_t* slot_stamps = nullptr;
   std::byte* const* slot_pages = nullptr;
+  float* slot_costs = nullptr;  // null: no slot holds keys alone
   int num_slots = 0;
   int slot_stride = 0;
   int init = 0;   // first blocks that are always chosen
@@ -27,7 +28,7 @@ struct TailSegment {
 // RopeAppend finds it there. Victims as memory/slot_group.h's PlanTailSlot has them: an empty slot,
 // else the least stamp, the lower slot of equals, of blocks that are neither among the first `init`
 // nor among the last `local`; those must have been written to their sources before. A new slot is
-// stamped with the row's position. Calling it again changes nothing.
+// stamped with the row's position, and holds values. Calling it again changes nothing.
 struct OpenTailsParams {
   const TailSegment* segments = nullptr;  // [num_segments]
   int num_segments = 0;

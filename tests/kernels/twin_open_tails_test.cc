@@ -37,6 +37,7 @@ class TailHistory {
         slot_pages_(backend, groups() * slot_stride_),
         slot_blocks_(backend, groups() * slot_stride_),
         slot_stamps_(backend, groups() * slot_stride_),
+        slot_costs_(backend, std::vector<float>(groups() * slot_stride_, 0.5f)),
         segments_(backend, shape.slots.size()),
         positions_(shape.slots.size(), 0) {
     for (size_t i = 0; i < slot_pages_.size(); ++i) slot_pages_[i] = pool_.data() + 16 * i;
@@ -44,6 +45,7 @@ class TailHistory {
     expected_sources_ = sources_.ToVector();
     expected_blocks_ = slot_blocks_.ToVector();
     expected_stamps_ = slot_stamps_.ToVector();
+    expected_costs_ = slot_costs_.ToVector();
   }
 
   bool is_over() const {
@@ -78,6 +80,7 @@ class TailHistory {
                     .slot_blocks = slot_blocks_.data() + first * slot_stride_,
                     .slot_stamps = slot_stamps_.data() + first * slot_stride_,
                     .slot_pages = slot_pages_.data() + first * slot_stride_,
+                    .slot_costs = s % 3 == 2 ? nullptr : slot_costs_.data() + first * slot_stride_,
                     .num_slots = shape_.slots[s],
                     .slot_stride = slot_stride_,
                     .init = shape_.init,
@@ -106,6 +109,7 @@ class TailHistory {
       ASSERT_GE(slot, 0) << "the test's shape leaves no victim";
       blocks[slot] = block;
       stamps[slot] = positions_[s];
+      if (s % 3 != 2) expected_costs_[group * slot_stride_ + slot] = kSlotHasValues;
     }
     expected_sources_[group * shape_.blocks + block] = slot_pages_[group * slot_stride_ + slot];
   }
@@ -129,16 +133,18 @@ class TailHistory {
   void Check() {
     ASSERT_EQ(slot_blocks_.ToVector(), expected_blocks_);
     ASSERT_EQ(slot_stamps_.ToVector(), expected_stamps_);
+    ASSERT_EQ(slot_costs_.ToVector(), expected_costs_);
     ASSERT_EQ(sources_.ToVector(), expected_sources_);
   }
 
-  // Choices stamp blocks that have slots.
+  // Choices stamp blocks that have slots, and may leave their keys alone in them.
   void Shuffle() {
     const bool loses = random_() % 4 == 0;
     for (size_t i = 0; i < slot_blocks_.size(); ++i) {
       if (slot_blocks_[i] == kEmptySlot) continue;
       const int now = positions_[i / slot_stride_ / shape_.layers / shape_.kv_heads];
       if (random_() % 3 == 0) slot_stamps_[i] = expected_stamps_[i] = now;
+      if (random_() % 3 == 0) slot_costs_[i] = expected_costs_[i] = 0.5f;
       if (loses && random_() % 8 == 0) slot_blocks_[i] = expected_blocks_[i] = kEmptySlot;
     }
   }
@@ -151,10 +157,12 @@ class TailHistory {
   // [segments][layers][kv heads][blocks or slot_stride]
   SharedArray<std::byte*> sources_, slot_pages_;
   SharedArray<int32_t> slot_blocks_, slot_stamps_;  // all empty at first
+  SharedArray<float> slot_costs_;
   SharedArray<TailSegment> segments_;
   std::vector<int> positions_;
   std::vector<std::byte*> expected_sources_;
   std::vector<int32_t> expected_blocks_, expected_stamps_;
+  std::vector<float> expected_costs_;
   std::unique_ptr<StepGraph> graph_;
 };
 

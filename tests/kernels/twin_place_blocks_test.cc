@@ -70,6 +70,34 @@ TEST(TwinPlaceBlocksTest, HistoriesOfEveryShape) {
   }
 }
 
+// Values that stay behind, come with their keys, and come later.
+TEST(TwinPlaceBlocksTest, SlotsThatHoldKeysAlone) {
+  const int steps = kSanitized ? 20 : 100;
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    const std::vector<PlaceShape> shapes = {
+        {.slots = {1}, .blocks = 5, .init = 0, .local = 1, .halves = true},
+        {.slots = {3, 0, 1},
+         .kv_heads = 3,
+         .layers = 2,
+         .most_chosen = 3,
+         .blocks = 9,
+         .halves = true},
+        {.slots = {64, 96, 0, 64},
+         .kv_heads = 2,
+         .layers = 3,
+         .most_chosen = 64,
+         .blocks = 100,
+         .halves = true},
+        {.slots = {1024, 500}, .most_chosen = 700, .blocks = 1500, .halves = true},
+    };
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      SCOPED_TRACE(name + " shape " + std::to_string(i));
+      CheckHistory(*backend, shapes[i], i == 3 ? 12 : steps, static_cast<uint32_t>(20 + i));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // As many slots, and as large choices, as the device takes.
 TEST(TwinPlaceBlocksTest, LargestGroups) {
   for (const auto& [name, backend, on_device] : BackendsUnderTest()) {

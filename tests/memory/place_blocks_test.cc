@@ -65,9 +65,16 @@ TEST(OpenTailsTest, IsMemorysRule) {
         group.blocks[slot] = block;
         group.stamps[slot] = position;
       }
-      const kernels::TailSegment segment{
-          {0, 1, position},  sources.data(), 400,       blocks.data(), stamps.data(),
-          slot_pages.data(), num_slots,      num_slots, init,          local};
+      const kernels::TailSegment segment{.rows = {0, 1, position},
+                                         .sources = sources.data(),
+                                         .source_stride = 400,
+                                         .slot_blocks = blocks.data(),
+                                         .slot_stamps = stamps.data(),
+                                         .slot_pages = slot_pages.data(),
+                                         .num_slots = num_slots,
+                                         .slot_stride = num_slots,
+                                         .init = init,
+                                         .local = local};
       backend->OpenTails(
           {.segments = &segment, .num_segments = 1, .num_layers = 2, .num_kv_heads = 1});
       ASSERT_EQ(blocks, expected) << position;
