@@ -47,6 +47,11 @@ AUGUR_HOST_DEVICE inline float Exp2Weight(float x) {
   return scaled.value;
 }
 
+// w of a score that lies `below` (<= 0) under its tile's largest.
+AUGUR_HOST_DEVICE inline uint32_t TileWeight(float below) {
+  return static_cast<uint32_t>(fmaf(Exp2Weight(below), kTileWeightScale, 0.5f));
+}
+
 // M of a tile of weight sum L whose largest score is `below` (<= 0) over the list's.
 AUGUR_HOST_DEVICE inline uint64_t TileMass(uint64_t sum, float below) {
   return static_cast<uint64_t>(static_cast<double>(sum) * static_cast<double>(Exp2Weight(below)) *

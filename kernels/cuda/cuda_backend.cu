@@ -15,6 +15,7 @@
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_selection.h"
+#include "kernels/cuda/sampled_attention.h"
 #include "kernels/cuda/small_copy.h"
 #include "kernels/device_failure.h"
 
@@ -138,6 +139,7 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
       LinearPlanOptions{.num_sms = num_sms_, .decode_sms = options.product_sms}, stream_);
   decode_attention_ = std::make_unique<DecodeAttention>(DecodeAttentionLimits{
       .max_rows = options.max_decode_rows, .num_sms = SmsOrAll(options.attention_sms, num_sms_)});
+  sampled_decode_ = std::make_unique<SampledDecode>(SmsOrAll(options.attention_sms, num_sms_));
   prefill_attention_ = std::make_unique<PrefillAttention>(num_sms_);
   prefill_selection_ = std::make_unique<PrefillSelection>();
   for (int lane = 0; lane < kNumLanes; ++lane) {
@@ -150,6 +152,7 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   prefill_selection_.reset();
   prefill_attention_.reset();
+  sampled_decode_.reset();
   decode_attention_.reset();
   weight_staging_.reset();
   linear_plans_.reset();

@@ -26,6 +26,7 @@ class LinearPlans;       // linear_plans.h
 class PinnedMemory;      // pinned_memory.h
 class PrefillAttention;  // prefill_attention.h
 class PrefillSelection;  // prefill_selection.h
+class SampledDecode;     // sampled_attention.h
 class WeightStaging;     // packed_weight.h
 
 class CudaBackend final : public Backend {
@@ -51,6 +52,8 @@ class CudaBackend final : public Backend {
   void RopeAppend(const RopeAppendParams& params) override;
   void CompressKeys(const CompressKeysParams& params) override;
   void PagedAttention(const PagedAttentionParams& params) override;
+  void SampledAttention(const SampledAttentionParams& params) override;
+  void SumValues(const SumValuesParams& params) override;
   void GatedSilu(const GatedSiluParams& params) override;
   void SelectBlocks(const SelectBlocksParams& params) override;
   void CountTokens(const CountTokensParams& params) override;
@@ -117,6 +120,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<LinearPlans> linear_plans_;
   std::unique_ptr<WeightStaging> weight_staging_;  // made for the first weight
   std::unique_ptr<DecodeAttention> decode_attention_;
+  std::unique_ptr<SampledDecode> sampled_decode_;
   std::unique_ptr<PrefillAttention> prefill_attention_;
   std::unique_ptr<PrefillSelection> prefill_selection_;  // of the main order and of kSelect
 };

@@ -7,6 +7,7 @@
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/decode_page_ring.h"
 #include "kernels/cuda/decode_runs.h"
+#include "kernels/cuda/decode_scores.h"
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/warp_math.h"
@@ -14,7 +15,6 @@
 namespace augur::kernels {
 namespace {
 
-constexpr int kTileRows = 16;  // of an mma tile: the query heads of a group, padded with zeros
 constexpr int kPageWarps = 4;  // that attend, kWarpKeys keys of every page each
 constexpr int kWarpKeys = kBlockTokens / kPageWarps;
 constexpr int kThreads = (kPageWarps + 1) * 32;  // and one warp that loads
@@ -77,11 +77,10 @@ static_assert(sizeof(SharedMemory<64>) <= 227 << 10 && sizeof(SharedMemory<96>) 
 __device__ inline int SumColumn(int column) { return column + column / 32 * 4; }
 
 // Which thread reads which part of a page's plain rows, so that few fall on the same banks: the
-// hardware's layout leaves free which element of K's rows is which of a product's depth, and which
-// column of V is which of its columns. Warp w has keys 16 w + 8 n + c in column c of its key tiles
-// n = 0, 1. A thread takes 16 bytes of K at a time, elements 32 j + 8 t and following, as depths
-// 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of steps 2 j and 2 j + 1; and 8 bytes of V, columns
-// 4 (g kParts + i) and following, as column g of tiles 4 i to 4 i + 3.
+// hardware's layout leaves free which element of K's rows is which of a product's depth
+// (decode_scores.h), and which column of V is which of its columns. Warp w has keys 16 w + 8 n + c
+// in column c of its key tiles n = 0, 1. A thread takes 8 bytes of V, columns 4 (g kParts + i) and
+// following, as column g of tiles 4 i to 4 i + 3.
 //
 // What a warp has gathered of a run over its own keys: lane 4 g + t holds rows g and g + 8 of the
 // tile, and of each tile of V the columns 2 t and 2 t + 1.
@@ -97,26 +96,13 @@ struct WarpState {
 // An exponent that may be subtracted from -inf: nothing seen yet counts as 0.
 __device__ inline float FiniteBase(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
-// The query heads of a list as the left side of the products with K.
 template <class T, int kHeadDim>
-__device__ inline void LoadQueries(const DecodeCall& call, int list,
-                                   uint32_t (&queries)[kHeadDim / 16][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int group = call.group();
-  const float* heads = call.attention.q +
-                       size_t(call.SegmentOf(list).rows.first_row) * call.attention.q_stride +
-                       size_t(call.KvHeadOf(list)) * group * kHeadDim;
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      const int head = g + part % 2 * 8;
-      const int column = step / 2 * 32 + 8 * t + step % 2 * 4 + part / 2 * 2;
-      float2 pair = make_float2(0.0f, 0.0f);
-      if (head < group) pair = *reinterpret_cast<const float2*>(heads + head * kHeadDim + column);
-      queries[step][part] = PackPair<T>(pair.x, pair.y);
-    }
-  }
+__device__ inline void LoadListQueries(const DecodeCall& call, int list,
+                                       uint32_t (&queries)[kHeadDim / 16][4]) {
+  LoadQueries<T, kHeadDim>(
+      call.attention.q + size_t(call.SegmentOf(list).rows.first_row) * call.attention.q_stride +
+          size_t(call.KvHeadOf(list)) * call.group() * kHeadDim,
+      call.group(), queries);
 }
 
 // Zeros over the warp's own V rows from key `end` on, whose bytes may be NaN: a weight of 0 would
@@ -140,21 +126,12 @@ template <class T, int kHeadDim>
 __device__ inline void ScoreKeys(const typename PageRing<kHeadDim>::Page& page, int warp,
                                  float scale, const uint32_t (&queries)[kHeadDim / 16][4],
                                  float (&scores)[2][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    const std::byte* row =
-        page.bytes + PageRing<kHeadDim>::KeyOffset(warp * kWarpKeys + n * 8 + g) + t * 16;
-    // Two sums, over even and odd steps: half as long a chain of dependent products.
-    float even[4] = {}, odd[4] = {};
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; step += 2) {
-      const uint4 b = *reinterpret_cast<const uint4*>(row + step * 32);
-      MultiplyAdd<T>(even, queries[step], b.x, b.y);
-      MultiplyAdd<T>(odd, queries[step + 1], b.z, b.w);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scores[n][i] = (even[i] + odd[i]) * scale;
+    const int key = warp * kWarpKeys + n * 8 + g;
+    ScoreEightKeys<T, kHeadDim>(page.bytes + PageRing<kHeadDim>::KeyOffset(key), queries, scale,
+                                scores[n]);
   }
 }
 
@@ -456,7 +433,7 @@ __device__ inline void AttendRuns(const DecodeCall& call, RunWalk walk,
   while (has_next) {
     run = next;
     if (run.list != queries_list) {
-      LoadQueries<T, kHeadDim>(call, run.list, queries);
+      LoadListQueries<T, kHeadDim>(call, run.list, queries);
       queries_list = run.list;
       first_of_list = run.index;
     }

@@ -1,4 +1,5 @@
-// KV pages on their way from global to shared memory. Device code of decode_attention.cu.
+// KV pages, or their keys alone, on their way from global to shared memory. Device code of
+// decode_attention.cu and sampled_scores.cu.
 //
 // A page arrives as it lies in memory, by one bulk copy of K and one of V: copies of 2 KiB to
 // places 16 bytes apart, which would spare the readers all bank conflicts, reach 7% less of the
@@ -40,11 +41,12 @@ struct RingPlace {
   }
 };
 
-template <int kHeadDim>
+// kHalves: 2, or 1 for K alone.
+template <int kHeadDim, int kHalves = 2>
 struct PageRing {
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kHalfBytes = kBlockTokens * kRowBytes;  // of K; as many of V
-  static constexpr int kPageBytes = 2 * kHalfBytes;
+  static constexpr int kPageBytes = kHalves * kHalfBytes;
 
   struct alignas(128) Page {
     std::byte bytes[kPageBytes];
@@ -82,7 +84,7 @@ struct PageRing {
                    : "memory");
     }
     __syncwarp();
-    if (lane < 2) {
+    if (lane < kHalves) {
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1], %2, [%3], %4;" ::"r"(

@@ -17,6 +17,8 @@ using kernels::AttentionSegment;
 using kernels::Backend;
 using kernels::kBlockTokens;
 using kernels::PagedAttentionParams;
+using kernels::SampledAttentionParams;
+using kernels::SampledSegment;
 
 struct HeadShape {
   int num_q_heads;
@@ -92,6 +94,25 @@ class Batch {
     Upload(backend_, segments_.data(), &segment, sizeof(segment));
   }
 
+  // Segments of Params' rows that read some of their values.
+  kernels::BackendArray<std::byte> SampledSegments(int samples, int position) const {
+    std::vector<SampledSegment> segments(size_t(copies_) * sequences_);
+    for (size_t s = 0; s < segments.size(); ++s) {
+      segments[s] = {.row = static_cast<int>(s) % sequences_,
+                     .position = position,
+                     .keys = reinterpret_cast<const std::byte* const*>(page_lists_.data()) +
+                             s * shape_.num_kv_heads * blocks_,
+                     .list_stride = blocks_,
+                     .samples = samples,
+                     .seed = s};
+    }
+    auto memory = MakeMemory(backend_, segments.size() * sizeof(segments[0]));
+    Upload(backend_, memory.data(), segments.data(), segments.size() * sizeof(segments[0]));
+    return memory;
+  }
+  int sequences() const { return sequences_; }
+  int copies() const { return copies_; }
+
   PagedAttentionParams Params(int copy) const {
     PagedAttentionParams params;
     params.segments =
@@ -126,12 +147,12 @@ double SecondsOf(Backend* backend, const kernels::StepGraph& graph) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Of one op; params(i) are those of the i-th.
-template <class Params>
-double MedianOpSeconds(Backend* backend, int repeats, Params params) {
+// Of one op; call(recorder, i) is the i-th.
+template <class Call>
+double MedianCallSeconds(Backend* backend, int repeats, Call call) {
   const auto record = [&](int count) {
     return backend->Record([&](Backend* recorder) {
-      for (int i = 0; i < count; ++i) recorder->PagedAttention(params(i));
+      for (int i = 0; i < count; ++i) call(recorder, i);
     });
   };
   const auto first = record(1);
@@ -144,6 +165,12 @@ double MedianOpSeconds(Backend* backend, int repeats, Params params) {
   for (int i = 0; i < repeats; ++i) seconds.push_back(SecondsOf(backend, *graph) / count);
   std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
   return seconds[repeats / 2];
+}
+
+template <class Params>
+double MedianOpSeconds(Backend* backend, int repeats, Params params) {
+  return MedianCallSeconds(backend, repeats,
+                           [&](Backend* recorder, int i) { recorder->PagedAttention(params(i)); });
 }
 
 int CopiesFor(const HeadShape& shape, int sequences, int tokens) {
@@ -162,17 +189,69 @@ BenchRecord Describe(const BenchContext& context, const std::string& bench,
   return record;
 }
 
+// The same rows with sampled values, beside their time with exact ones. The floor: all of K and the
+// rows that were drawn, at the bandwidth of a read.
+void RunSampledCase(Backend* backend, const BenchContext& context, const HeadShape& shape,
+                    const Batch& batch, const float* q, void* out, int samples, float spread,
+                    double exact_seconds, double read_bytes_per_second) {
+  const int rows = batch.sequences(), tokens = batch.blocks() * kBlockTokens;
+  const auto segments = batch.SampledSegments(samples, tokens - 1);
+  auto totals = MakeMemory(backend, sizeof(kernels::SampledCounts));
+  const auto call = [&](Backend* recorder, int i) {
+    const auto* of_copy = reinterpret_cast<const SampledSegment*>(segments.data()) +
+                          size_t(i % batch.copies()) * rows;
+    recorder->SampledAttention({.q = q,
+                                .out = out,
+                                .segments = of_copy,
+                                .totals = reinterpret_cast<kernels::SampledCounts*>(totals.data()),
+                                .num_segments = rows,
+                                .rows = rows,
+                                .q_stride = shape.num_q_heads * shape.head_dim,
+                                .num_q_heads = shape.num_q_heads,
+                                .num_kv_heads = shape.num_kv_heads,
+                                .head_dim = shape.head_dim,
+                                .dtype = kPageType,
+                                .scale = spread / std::sqrt(static_cast<float>(shape.head_dim)),
+                                .estimator = kernels::ValueEstimator::kProportional,
+                                .max_entries = batch.blocks()});
+  };
+  kernels::SampledCounts counts;
+  Upload(backend, totals.data(), &counts, sizeof(counts));
+  call(backend, 0);
+  backend->Copy(&counts, totals.data(), sizeof(counts));
+  backend->Synchronize();
+  const double seconds = MedianCallSeconds(backend, context.repeats, call);
+  const double row_bytes = static_cast<double>(shape.head_dim) * kernels::BytesOf(kPageType);
+  const double bytes = batch.kv_bytes() / 2.0 + static_cast<double>(counts.distinct) * row_bytes;
+  BenchRecord record = Describe(context, "attention_sampled", shape);
+  record.Add("estimator", std::string("proportional"))
+      .Add("batch", int64_t{rows})
+      .Add("tokens", int64_t{tokens})
+      .Add("samples", int64_t{samples})
+      .Add("spread", double{spread})
+      .Add("rows_a_kv_head", static_cast<double>(counts.distinct) / (rows * shape.num_kv_heads))
+      .Add("k_mb", batch.kv_bytes() / 2e6)
+      .Add("us", seconds * 1e6)
+      .Add("exact_us", exact_seconds * 1e6)
+      .Add("exact_over_sampled", exact_seconds / seconds);
+  if (read_bytes_per_second > 0) {
+    record.Add("floor_over_sampled", bytes / read_bytes_per_second / seconds);
+  }
+  record.Print();
+}
+
 void RunDecodeCase(Backend* backend, const BenchContext& context, const HeadShape& shape, int rows,
-                   int tokens, double read_bytes_per_second) {
+                   int tokens, const AttentionBenchOptions& options, double read_bytes_per_second) {
   const int copies = CopiesFor(shape, rows, tokens);
   Batch batch(backend, shape, rows, tokens, copies);
   batch.SetRows(1, tokens - 1);
   const size_t row_bytes = size_t(shape.num_q_heads) * shape.head_dim * sizeof(float);
   auto q = MakeMemory(backend, rows * row_bytes), out = MakeMemory(backend, rows * row_bytes);
   FillWithRandom(backend, q.data(), rows * row_bytes, kernels::DType::kF32);
+  const auto* queries = reinterpret_cast<const float*>(q.data());
   const double seconds = MedianOpSeconds(backend, context.repeats, [&](int i) {
     PagedAttentionParams params = batch.Params(i % copies);
-    params.q = reinterpret_cast<const float*>(q.data());
+    params.q = queries;
     params.out = out.data();
     params.rows = rows;
     params.phase = kernels::Phase::kDecode;
@@ -186,6 +265,12 @@ void RunDecodeCase(Backend* backend, const BenchContext& context, const HeadShap
       .Add("kv_gb_per_s", rate / 1e9);
   if (read_bytes_per_second > 0) record.Add("of_read_bandwidth", rate / read_bytes_per_second);
   record.Print();
+  for (const int samples : options.samples) {
+    for (const float spread : options.spreads) {
+      RunSampledCase(backend, context, shape, batch, queries, out.data(), samples, spread, seconds,
+                     read_bytes_per_second);
+    }
+  }
 }
 
 void RunPrefillCase(Backend* backend, const BenchContext& context, const HeadShape& shape,
@@ -321,7 +406,7 @@ void RunAttentionBench(Backend* backend, const BenchContext& context,
   for (const HeadShape& shape : kHeadShapes) {
     for (const int tokens : options.contexts) {
       for (const int batch : options.batches) {
-        RunDecodeCase(backend, context, shape, batch, tokens, read_bytes_per_second);
+        RunDecodeCase(backend, context, shape, batch, tokens, options, read_bytes_per_second);
       }
     }
     for (const int tokens : options.prompts) {

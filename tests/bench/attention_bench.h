@@ -12,6 +12,9 @@ namespace augur::bench {
 struct AttentionBenchOptions {
   std::vector<int> batches = {1, 4, 16};
   std::vector<int> contexts = {8192, 32768, 131072};  // tokens behind each decoding row
+  std::vector<int> samples = {};                      // draws of a query head, of rows that sample
+  // Times the scale of their scores: 1 is nearly flat, so that most rows drawn are distinct.
+  std::vector<float> spreads = {1.0f};
   std::vector<int> prompts = {8192, 32768};
   int chunk = 8192;                              // rows of a prefill call
   std::vector<int> sparse_contexts = {122880};   // tokens before a chunk whose rows choose blocks
@@ -19,8 +22,8 @@ struct AttentionBenchOptions {
 };
 
 // One line a case: the median over context.repeats of one op's time, in a recorded graph of many
-// over different memory, so that caches do not help. Prefill with choices stands beside the same
-// chunk without.
+// over different memory, so that caches do not help. Sampled rows stand beside the same exact ones.
+// Prefill with choices stands beside the same chunk without.
 void RunAttentionBench(kernels::Backend* backend, const BenchContext& context,
                        const AttentionBenchOptions& options, double read_bytes_per_second);
 

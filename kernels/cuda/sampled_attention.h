@@ -1,0 +1,46 @@
+// Sampled attention of single rows on a device, for kProportional and kFlash: kernels that follow
+// each other on one stream and leave what the next one needs in scratch.
+//
+//   scores   all keys of a launch's lists are streamed once, at head dims 64 and 128 of 16 bits by
+//            bulk copies to tensor cores (decode_scores.h), at other shapes by plain loops; scores
+//            are kept, and each tile's largest one and sum of integer weights (value_weights.h)
+//   draws    a CTA a query head: masses of tiles, their running sum, boundaries
+//   gather   a CTA a chunk of a list: tiles that a head draws from, the drawn rows of V, their sums
+//   merge    the chunks' sums, and counts
+//
+// What is drawn follows from a list's own scores alone, and every float sum has an order that
+// follows from its own length: a row's bits do not depend on the batch or the device.
+//
+// Thread: as Backend. Ownership: scratch, made at start. Failure: a shape that the host can see is
+// wrong is a CHECK; a list longer than max_entries stops the kernel, which is a broken device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "kernels/ops/sampled_attention.h"
+
+namespace augur::kernels {
+
+class SampledDecode {
+ public:
+  // For num_sms; scratch of kSampledScratchBytes.
+  explicit SampledDecode(int num_sms);
+  ~SampledDecode();
+  SampledDecode(const SampledDecode&) = delete;
+  SampledDecode& operator=(const SampledDecode&) = delete;
+
+  void Run(const SampledAttentionParams& params, cudaStream_t stream);
+
+ private:
+  const int num_sms_;
+  std::byte* scratch_ = nullptr;
+};
+
+// A launch takes num_q_heads * max_entries * 276 bytes a segment and the sums of at most 64 chunks;
+// calls that need more are run some segments at a time. One segment must fit: a million tokens of
+// 32 query heads do.
+inline constexpr size_t kSampledScratchBytes = size_t{192} << 20;
+
+}  // namespace augur::kernels
