@@ -275,7 +275,8 @@ std::unique_ptr<kernels::Backend> Daemon::MakeBackend() const {
   std::string error;
   auto backend = kernels::MakeCudaBackend(
       {.device = cuda_device,
-       .max_decode_rows = static_cast<int>(std::max<int64_t>(config_.batch, 64))},
+       .max_decode_rows = static_cast<int>(std::max<int64_t>(config_.batch, 64)),
+       .usual_decode_rows = static_cast<int>(config_.batch)},
       &error);
   if (backend == nullptr) PrintFailure("device: " + error);
   return backend;

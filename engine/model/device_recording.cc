@@ -69,7 +69,9 @@ void DeviceRunner::RecordGraphs() {
   for (const AttentionCalls& calls : recorded_) {
     for (const int bucket : buckets_) {
       for (const int blocks : classes_) {
-        const StepShape shape{.phases = {.decode_rows = bucket, .rows = bucket},
+        const StepShape shape{.phases = {.decode_rows = bucket,
+                                         .rows = bucket,
+                                         .beside_copies = calls.tiered && calls.selects()},
                               .sampled = bucket,
                               .max_blocks = blocks,
                               .calls = calls};

@@ -26,6 +26,7 @@ void RunLinear(Backend* backend, LinearParams params, RowPhases phases, int room
     params.rows = rows;
     params.room_rows = first + rows == phases.rows ? room_rows - first : rows;
     params.phase = phase;
+    params.beside_copies = phases.beside_copies;
     backend->Linear(params);
   };
   run(0, phases.decode_rows, Phase::kDecode);

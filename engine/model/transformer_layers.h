@@ -31,8 +31,9 @@ struct TransformerLayersOptions {
 };
 
 struct RowPhases {
-  int decode_rows = 0;  // first of them: generated tokens
-  int rows = 0;         // all of them
+  int decode_rows = 0;         // first of them: generated tokens
+  int rows = 0;                // all of them
+  bool beside_copies = false;  // of pages, on another order (kernels/ops/linear.h)
 };
 
 // Rules of sampled rows and the state that they read (engine/model/logit_state.h).

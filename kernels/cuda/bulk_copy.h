@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/mbarrier.h"
 #include "kernels/cuda/warp_math.h"
 #include "kernels/ops/page_copy.h"
 
@@ -14,10 +15,6 @@ inline constexpr int kWarp = 32;
 
 // Without launch_dependents, unlike WaitForPrevious(): see CopyPages.
 __device__ inline void WaitForPreviousAlone() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-__device__ inline void InitBarrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)) : "memory");
-}
 
 // Any thread.
 __device__ inline void Delay(int64_t delay_ns) {
@@ -32,22 +29,6 @@ __device__ inline void Delay(int64_t delay_ns) {
 // Makes the barriers known to the bulk copies, which are another proxy.
 __device__ inline void FenceBarriers() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Any thread may wait.
-__device__ inline void WaitForBarrier(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(SharedAddress(barrier)), "r"(parity)
-        : "memory");
-  }
 }
 
 __device__ inline void LoadPiece(std::byte* stage, const std::byte* from, uint32_t bytes,

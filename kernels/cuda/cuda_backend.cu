@@ -135,8 +135,11 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   AUGUR_CUDA(cudaGetDeviceProperties(&properties, options.device));
   num_sms_ = properties.multiProcessorCount;
   name_ = properties.name;
-  linear_plans_ = std::make_unique<LinearPlans>(
-      LinearPlanOptions{.num_sms = num_sms_, .decode_sms = options.product_sms}, stream_);
+  linear_plans_ =
+      std::make_unique<LinearPlans>(LinearPlanOptions{.num_sms = num_sms_,
+                                                      .decode_sms = options.product_sms,
+                                                      .decode_rows = options.usual_decode_rows},
+                                    stream_);
   decode_attention_ = std::make_unique<DecodeAttention>(DecodeAttentionLimits{
       .max_rows = options.max_decode_rows, .num_sms = SmsOrAll(options.attention_sms, num_sms_)});
   sampled_decode_ = std::make_unique<SampledDecode>(SmsOrAll(options.attention_sms, num_sms_));

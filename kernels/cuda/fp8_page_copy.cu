@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) CopyFp8Kernel(PageCopyParams params,
   const uint32_t stage_bytes = max(sizes.plain_half, sizes.fp8_half);
   const int64_t pieces = ((num_pages - 1 - first) / ctas + 1) * int64_t{sizes.halves};
   if (leader) {
-    for (int stage = 0; stage < sizes.stages; ++stage) InitBarrier(&loaded[stage]);
+    for (int stage = 0; stage < sizes.stages; ++stage) InitBarrier(&loaded[stage], 1);
     FenceBarriers();
   }
   __syncthreads();

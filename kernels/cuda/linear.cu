@@ -114,7 +114,8 @@ class LinearCall {
                           .y_dtype = product_y_dtype_,
                           .rows = rows,
                           .x_stride = params_.x_stride,
-                          .accumulate = params_.accumulate};
+                          .accumulate = params_.accumulate,
+                          .beside_copies = params_.beside_copies};
     if (x_in_scratch_) PadX(&product);
     void* y = static_cast<char*>(params_.y) +
               size_t(first_row) * params_.y_stride * BytesOf(params_.y_dtype);

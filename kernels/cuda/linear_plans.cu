@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_plans.h"
 #include "kernels/cuda/linear_trial.h"
+#include "kernels/cuda/streamed_linear.h"
 #include "kernels/device_failure.h"
 
 namespace augur::kernels {
@@ -125,7 +126,8 @@ int SplitsOf(const cublasLtMatmulAlgo_t& algo) {
 
 bool Has(const std::vector<LinearPlan>& plans, const LinearPlan& plan) {
   return std::any_of(plans.begin(), plans.end(), [&](const LinearPlan& known) {
-    return known.sms == plan.sms && std::memcmp(&known.algo, &plan.algo, sizeof(plan.algo)) == 0;
+    return !known.is_streamed && known.sms == plan.sms &&
+           std::memcmp(&known.algo, &plan.algo, sizeof(plan.algo)) == 0;
   });
 }
 
@@ -150,7 +152,9 @@ const LinearPlanSet& LinearPlans::PlansFor(const LinearShape& shape) {
   const auto found = plans_.find(shape);
   if (found != plans_.end()) return found->second;
   const bool timed = int64_t{shape.out_features} * shape.in_features >= kTimedElements;
-  LinearTrial trial(this, shape, {.times = timed, .held_sms = held_sms()}, stream_);
+  LinearTrial trial(this, shape,
+                    {.times = timed, .held_sms = held_sms(), .decode_rows = options_.decode_rows},
+                    stream_);
   LinearPlanSet set{.shape = shape};
   for (const Phase phase : {Phase::kPrefill, Phase::kDecode}) {
     const int place = phase == Phase::kDecode ? 1 : 0;
@@ -191,6 +195,9 @@ std::vector<LinearPlan> LinearPlans::FindCandidates(const LinearShape& shape, Ph
   if (phase == Phase::kPrefill) {
     AddCandidates(shape, phase, y_dtype, count, /*rows=*/2048, /*sms=*/0, &plans);
     return plans;
+  }
+  if (options_.decode_rows <= kMaxStreamedRows && StreamsWeight(shape, streamed_ctas(/*beside_copies=*/true))) {
+    plans.push_back({.is_streamed = true, .adds_bias = y_dtype == DType::kF32});
   }
   for (const int rows : {64, 16}) {
     AddCandidates(shape, phase, y_dtype, count, rows, /*sms=*/0, &plans);
@@ -243,12 +250,27 @@ bool LinearPlans::RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dty
 
 void LinearPlans::Multiply(const LinearPlan& plan, const LinearProduct& product) {
   AUGUR_CHECK(product.bias == nullptr || plan.adds_bias);
+  if (plan.is_streamed) {
+    MultiplyStreamed(product);
+    return;
+  }
   Description about(product, product.bias != nullptr, plan.sms);
   const float alpha = 1.0f;
   const float beta = product.accumulate ? 1.0f : 0.0f;
   AUGUR_CUBLAS(cublasLtMatmul(handle_, &about.operation, &alpha, product.weight, &about.weight,
                               product.x, &about.x, &beta, product.y, &about.y, product.y, &about.y,
                               &plan.algo, memory_, kWorkspaceBytes, stream_));
+}
+
+void LinearPlans::MultiplyStreamed(const LinearProduct& product) {
+  for (int row = 0; row < product.rows; row += kMaxStreamedRows) {
+    LinearProduct piece = product;
+    piece.rows = std::min(kMaxStreamedRows, product.rows - row);
+    piece.x =
+        static_cast<const char*>(product.x) + row * product.x_stride * BytesOf(product.shape.dtype);
+    piece.y = static_cast<char*>(product.y) + row * product.y_stride * BytesOf(product.y_dtype);
+    StreamedLinear(piece, streamed_ctas(product.beside_copies), stream_);
+  }
 }
 
 }  // namespace augur::kernels

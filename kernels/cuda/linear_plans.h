@@ -1,13 +1,13 @@
-// Matrix products by cuBLASLt: its handle, workspace and, for every (weight shape, type of y,
-// phase), one algorithm, chosen once and pinned, so that a row's bits do not depend on how many
-// rows it comes with.
+// Matrix products by cuBLASLt, or by streamed_linear.h: handle, workspace and, for every (weight
+// shape, type of y, phase), one algorithm, chosen once and pinned, so that a row's bits do not
+// depend on how many rows it comes with.
 //
-// The algorithm is chosen by running: of those that cuBLASLt proposes, the ones that give a row
-// the same bits among any others (linear_trial.h), and of these the fastest one for large
-// matrices. Two processes may so choose differently; within one all is pinned. Where copies run
-// beside decode's products (LinearPlanOptions::decode_sms) the trial runs beside CTAs that take as
-// much of as many SMs (held_sms.h): a grid that fills the device to the last place is fast alone
-// and a wave longer beside a copy.
+// The algorithm is chosen by running: of those that cuBLASLt proposes, and our own where decode has
+// few rows, the ones that give a row the same bits among any others (linear_trial.h), and of these
+// the fastest one for large matrices. Two processes may so choose differently; within one all is
+// pinned. Where copies run beside decode's products (LinearPlanOptions::decode_sms) the trial runs
+// beside CTAs that take as much of as many SMs (held_sms.h): a grid that fills the device to the
+// last place is fast alone and a wave longer beside a copy.
 //
 // Thread: the backend's. Ownership: handle, workspace, scratch. Failure: an error of cuBLASLt or no
 // memory at start is a broken device (device_failure.h).
@@ -59,6 +59,7 @@ struct LinearPlan {
     return rows;
   }
 
+  bool is_streamed = false;  // by streamed_linear.h, `algo` unused
   cublasLtMatmulAlgo_t algo{};
   int sms = 0;             // that cuBLASLt is told to plan for; 0: all
   bool adds_bias = false;  // the same algorithm takes LinearProduct::bias
@@ -88,11 +89,14 @@ struct LinearProduct {
   int64_t x_stride = 0;  // elements
   int64_t y_stride = 0;
   bool accumulate = false;
+  bool beside_copies = false;
 };
 
 struct LinearPlanOptions {
   int num_sms = 0;     // of the device
   int decode_sms = 0;  // that products in Phase::kDecode have for themselves; 0: all
+  // Rows that these have at most, but for rare ones, and for which they are timed.
+  int decode_rows = MaxLinearRows(Phase::kDecode);
 };
 
 class LinearPlans {
@@ -124,6 +128,13 @@ class LinearPlans {
   int held_sms() const {
     return options_.decode_sms == 0 ? 0 : options_.num_sms - options_.decode_sms;
   }
+  // Of a streamed product. A CTA that finds its SM held by a copy would begin when another has
+  // ended: fewer CTAs with more to do each are 4 % (batch 4) and 8 % of a step (batch 8) faster.
+  int streamed_ctas(bool beside_copies) const {
+    constexpr int kCopyCtas = 4;  // of most steps at most
+    if (held_sms() > 0 || !beside_copies) return options_.num_sms - held_sms();
+    return options_.num_sms - kCopyCtas;
+  }
   std::vector<LinearPlan> FindCandidates(const LinearShape& shape, Phase phase, DType y_dtype,
                                          int count) const;
   void AddCandidates(const LinearShape& shape, Phase phase, DType y_dtype, int count, int rows,
@@ -132,6 +143,8 @@ class LinearPlans {
                    bool with_bias) const;
   LinearPlan ChoosePlan(const LinearShape& shape, Phase phase, DType y_dtype, bool timed,
                         LinearTrial* trial) const;
+
+  void MultiplyStreamed(const LinearProduct& product);
 
   const LinearPlanOptions options_;
   const cudaStream_t stream_;

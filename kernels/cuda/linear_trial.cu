@@ -21,6 +21,7 @@ constexpr int kMostFewRows = 300;
 constexpr size_t kMaxBytesOfY = size_t{512} << 20;
 
 constexpr int kTimedDecodeRows[] = {16, 64};
+constexpr int kTimedFewDecodeRows[] = {4, 16};  // where there are 16 at most
 // Weights that follow each other must not find each other in L2 (60 MB): four times as much.
 constexpr size_t kRotatedBytes = size_t{256} << 20;
 // Enough that the time of one host call and of the events does not show.
@@ -61,7 +62,7 @@ const T* RowOf(const void* matrix, int row, int columns, size_t element) {
 
 LinearTrial::LinearTrial(LinearPlans* plans, const LinearShape& shape,
                          const LinearTrialOptions& options, cudaStream_t stream)
-    : plans_(plans), shape_(shape), stream_(stream) {
+    : plans_(plans), shape_(shape), decode_rows_(options.decode_rows), stream_(stream) {
   if (options.times && options.held_sms > 0) held_ = std::make_unique<HeldSms>(options.held_sms);
   const size_t element = BytesOf(shape.dtype);
   const size_t weight_bytes = size_t(shape.out_features) * shape.in_features * element;
@@ -173,7 +174,8 @@ double LinearTrial::Seconds(const LinearPlan& plan, Phase phase, DType y_dtype) 
   }
   double seconds = 0.0;
   if (held_ != nullptr) held_->Hold();
-  for (const int rows : kTimedDecodeRows) {
+  const bool has_few = decode_rows_ <= kTimedFewDecodeRows[1];
+  for (const int rows : has_few ? kTimedFewDecodeRows : kTimedDecodeRows) {
     seconds += SecondsOf(plan, y_dtype, rows, kDecodeLaunches, kDecodeRounds);
   }
   if (held_ != nullptr) held_->Release();

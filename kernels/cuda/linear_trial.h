@@ -19,6 +19,8 @@ namespace augur::kernels {
 struct LinearTrialOptions {
   bool times = false;  // Seconds will be asked for, which takes more memory
   int held_sms = 0;    // by copies, while decode's products are timed
+  // Of decode's products, at most: those of more rows are not timed.
+  int decode_rows = MaxLinearRows(Phase::kDecode);
 };
 
 class LinearTrial {
@@ -47,6 +49,7 @@ class LinearTrial {
 
   LinearPlans* const plans_;
   const LinearShape shape_;
+  const int decode_rows_;
   const cudaStream_t stream_;
   std::unique_ptr<HeldSms> held_;  // null: none are held
   int num_weights_ = 1;            // copies, to be used in turn

@@ -18,6 +18,9 @@ enum class GraphPriorities {
 struct CudaBackendOptions {
   int device = 0;
   int max_decode_rows = 256;  // of one call in Phase::kDecode: sizes scratch
+  // Of most calls in Phase::kDecode, at most. Up to 16, products may be chosen that read their
+  // weight faster (streamed_linear.h) and read it again for every 16 rows more.
+  int usual_decode_rows = 256;
   // SMs that decode's products (chosen beside as many that are held as there are others) and decode
   // attention are planned for, so that CTAs which copy find theirs free; 0: all.
   int product_sms = 0;

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kWarp)
   const int64_t my_pages = (num_pages - 1 - first) / ctas + 1;
   const int64_t pieces = my_pages * ((page_bytes + piece_bytes - 1) / piece_bytes);
   if (leader) {
-    for (int stage = 0; stage < stages; ++stage) InitBarrier(&loaded[stage]);
+    for (int stage = 0; stage < stages; ++stage) InitBarrier(&loaded[stage], 1);
     FenceBarriers();
   }
 

@@ -48,6 +48,9 @@ struct LinearParams {
   // Only the first so many outputs, with the bits that they have among all; 0: all of them.
   int columns = 0;
   Phase phase = Phase::kPrefill;
+  // Pages are copied on another order meanwhile: a backend may leave a few processors to that. Bits
+  // do not depend on it.
+  bool beside_copies = false;
   DType x_dtype = DType::kF32;  // the weight's (Backend::ActivationDType); the CPU's: kF32
   DType y_dtype = DType::kF32;  // kF32 or x_dtype
 };

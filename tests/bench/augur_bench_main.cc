@@ -109,6 +109,8 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
 
 void AddBackendOptions(CLI::App* app, BenchBackendOptions* options) {
   app->add_option("--device", options->device, "cpu or cuda");
+  app->add_option("--usual-decode-rows", options->decode_rows,
+                  "that decode's products are chosen for: up to 16 a weight may be streamed");
   app->add_option("--product-sms", options->product_sms,
                   "that decode's products are planned for, beside copies on the others; 0: all");
   app->add_option("--attention-sms", options->attention_sms, "decode attention's CTAs; 0: all SMs");

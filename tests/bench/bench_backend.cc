@@ -35,7 +35,8 @@ std::unique_ptr<kernels::Backend> MakeBenchBackend(const BenchBackendOptions& op
       return nullptr;
     }
     std::string error;
-    auto backend = kernels::MakeCudaBackend({.product_sms = options.product_sms,
+    auto backend = kernels::MakeCudaBackend({.usual_decode_rows = options.decode_rows,
+                                             .product_sms = options.product_sms,
                                              .attention_sms = options.attention_sms,
                                              .graph_priorities = *priorities},
                                             &error);

@@ -14,6 +14,7 @@ struct BenchBackendOptions {
   std::string device = "cpu";  // or "cuda"
   int threads = 1;             // of the CPU
   // As kernels::CudaBackendOptions has them.
+  int decode_rows = 256;  // usual_decode_rows
   int product_sms = 0;
   int attention_sms = 0;
   std::string graph_priorities = "none";  // or copies, lanes

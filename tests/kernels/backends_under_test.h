@@ -53,6 +53,20 @@ inline std::unique_ptr<Backend> BackendLeavingSms([[maybe_unused]] int left) {
 #endif
 }
 
+// The device's, with products chosen for few rows at a time (likewise); null without one.
+inline std::unique_ptr<Backend> BackendForFewRows() {
+#ifdef AUGUR_HAS_CUDA
+  if (FindCudaDevices().empty()) return nullptr;
+  std::string error;
+  auto backend = MakeCudaBackend({.usual_decode_rows = 16}, &error);
+  if (backend == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
+  AUGUR_CHECK(backend != nullptr);
+  return backend;
+#else
+  return nullptr;
+#endif
+}
+
 // Of trivial elements. Ops run behind the host: Synchronize() before reading.
 template <class T>
 class SharedArray {

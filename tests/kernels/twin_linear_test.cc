@@ -297,6 +297,42 @@ TEST(TwinLinearTest, WithFewerSmsProductsAreCloseAndARowKeepsItsBits) {
   }
 }
 
+// Shapes of which some are not timed, so that weights are streamed there (streamed_linear.h): one
+// and several chunks of columns, shares of W that end within a tile.
+TEST(TwinLinearTest, ProductsOfFewRowsAreCloseAndARowKeepsItsBits) {
+  const std::unique_ptr<Backend> backend = BackendForFewRows();
+  if (backend == nullptr) GTEST_SKIP() << "no CUDA device";
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const auto& [out, in] : {std::array{320, 512},
+                                  {1600, 512},
+                                  {248, 4096},
+                                  {224, 4608},
+                                  {71, 512},
+                                  {4096, 4096}}) {
+      for (const bool narrow : {false, true}) {
+        Case tested(*backend, {.rows = 40,
+                               .out = out,
+                               .in = in,
+                               .dtype = dtype,
+                               .phase = Phase::kDecode,
+                               .narrow_y = narrow,
+                               .has_bias = out % 16 == 0,
+                               .accumulate = !narrow});
+        const std::vector<float> expected = tested.Run();
+        if (out < 4096) tested.ExpectClose(expected);
+        if (HasFatalFailure()) return;
+        for (const int rows : {1, 2, 7, 8, 9, 16, 17, 39}) {
+          const std::vector<float> y = tested.Run(1, rows);
+          const size_t begin = tested.y_stride();
+          ASSERT_TRUE(
+              SameBits(y.data() + begin, expected.data() + begin, size_t(rows) * tested.y_stride()))
+              << Describe(tested.problem) << ": " << rows;
+        }
+      }
+    }
+  }
+}
+
 TEST(TwinLinearTest, FewerColumnsHaveTheBitsThatTheyHaveAmongAll) {
   for (const BackendUnderTest& under_test : BackendsUnderTest()) {
     SCOPED_TRACE(under_test.name);
