@@ -55,19 +55,25 @@ absl::Status DeviceAttention::Allocate() {
     reserve(rows * heads, &selection.counts);
     reserve(rows * heads * stride_, &selection.pages);
     reserve(has_biases() ? rows * heads * stride_ : 0, &selection.biases);
-    reserve(is_tiered() ? options_.max_segments * heads * stride_ : 0, &selection.copies);
+    reserve(has_halves() ? rows * heads * stride_ : 0, &selection.values);
+    reserve(has_halves() ? rows * heads * stride_ : 0, &selection.source_slots);
+    reserve(has_value_sums() ? rows * heads * stride_ : 0, &selection.sums);
+    const size_t copies = is_tiered() ? options_.max_segments * heads * stride_ : 0;
+    reserve(has_halves() ? 2 * copies : copies, &selection.copies);
     reserve(1, &selection.num_copies);
   }
   const size_t list = is_tiered() ? heads * tables_->options().max_blocks : 0;
   reserve(list, &history_copies_);
   for (BackendArray<kernels::PageCopy>& copies : spill_copies_) reserve(list, &copies);
   const size_t ends = is_tiered() ? heads * end_stride() : 0;
-  reserve(ends, &end_copies_);
+  reserve(has_halves() ? 2 * ends : ends, &end_copies_);
   reserve(ends, &end_pages_);
   reserve(1, &num_end_copies_);
   reserve(layers, &placement_);
   reserve(2 * layers, &stamps_);
   reserve(1, &granted_);
+  reserve(has_halves() ? rows * heads * stride_ : 0, &entry_rows_);
+  reserve(draws_values() ? 1 : 0, &sampled_totals_);
   const bool infinigen = has_infinigen();
   reserve(infinigen ? layers * basis_layer() : 0, &basis_);
   const int runs = kernels::SumRuns(options_.max_rows, options_.max_segments);
@@ -90,6 +96,8 @@ absl::Status DeviceAttention::Allocate() {
   for (Selection& selection : selections_) {
     backend_->Copy(selection.num_copies.data(), &no_copies, sizeof(no_copies));
   }
+  const SampledTotals no_values;
+  if (draws_values()) backend_->Copy(sampled_totals_.data(), &no_values, sizeof(no_values));
   if (has_infinigen()) UploadBasis();
   backend_->Synchronize();
   return absl::OkStatus();
@@ -141,7 +149,7 @@ void DeviceAttention::FetchPlaced(Backend* fetch, int layer) {
   fetch->CopyPages(
       {.pages = selection.copies.data(),
        .num_pages = selection.num_copies.data(),
-       .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+       .page_bytes = fetched_bytes(),
        .quota = copy_ctas_,
        .granted = granted_.data(),
        .delay_ns = DelayOf(OrderingEdge::kCopyBeforeRead) + DelayOf(OrderingEdge::kTwoLists),
@@ -273,22 +281,23 @@ void DeviceAttention::MoveIntoSlots(const Group& group, int layer, int64_t offse
   Selection& selection = SelectionOf(layer);
   const size_t list = size_t(group.end_list) * options_.num_kv_heads;
   const bool listed = group.end_list >= 0;
-  backend_->PlaceBlocks(
-      {.segments = arrays_.ends + group.end.first,
-       .num_segments = 1,
-       .num_kv_heads = options_.num_kv_heads,
-       .blocks = listed ? arrays_.end_blocks + list * end_stride() : selection.blocks.data(),
-       .counts = listed ? arrays_.end_counts + list : selection.counts.data(),
-       .pages = listed ? end_pages_.data() : selection.pages.data(),
-       .selection_stride = listed ? end_stride() : stride_,
-       .max_slots = tables_->options().max_slots,
-       .copies = end_copies_.data(),
-       .num_copies = num_end_copies_.data(),
-       .sources_offset = offset,
-       .slots_offset = layer * tables_->slots_layer()});
+  const kernels::PlaceBlocksParams params{
+      .segments = arrays_.ends + group.end.first,
+      .num_segments = 1,
+      .num_kv_heads = options_.num_kv_heads,
+      .blocks = listed ? arrays_.end_blocks + list * end_stride() : selection.blocks.data(),
+      .counts = listed ? arrays_.end_counts + list : selection.counts.data(),
+      .pages = listed ? end_pages_.data() : selection.pages.data(),
+      .selection_stride = listed ? end_stride() : stride_,
+      .max_slots = tables_->options().max_slots,
+      .copies = end_copies_.data(),
+      .num_copies = num_end_copies_.data(),
+      .sources_offset = offset,
+      .slots_offset = layer * tables_->slots_layer()};
+  backend_->PlaceBlocks(WithValues(params, /*from_host=*/false, nullptr));
   backend_->CopyPages({.pages = end_copies_.data(),
                        .num_pages = num_end_copies_.data(),
-                       .page_bytes = static_cast<int>(tables_->pools().layout.page_bytes),
+                       .page_bytes = fetched_bytes(),
                        .quota = kSlotCopyCtas});
 }
 
@@ -358,6 +367,8 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
                        .norm_epsilon = options_.head_norm_epsilon,
                        .fp8_rows = tables_->pools().layout.fp8_of.has_value()});
   if (has_biases()) AppendBiases(backend, group, layer, offset);
+  SumValues(backend, arrays_.value_sums + group.value_sums.first, group.value_sums.count, layer,
+            offset);
   if (!selects() || group.compress.count == 0) return;
   backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
                          .num_segments = group.compress.count,
@@ -439,20 +450,23 @@ void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer,
   Selection& selection = SelectionOf(layer);
   const bool tiered = calls_.tiered && layer > 0;
   const auto& segments = layer == 0 ? arrays_.place_first : arrays_.place;
-  backend->PlaceBlocks({.segments = segments[time] + range.first,
-                        .num_segments = range.count,
-                        .num_kv_heads = options_.num_kv_heads,
-                        .blocks = selection.blocks.data(),
-                        .counts = selection.counts.data(),
-                        .pages = selection.pages.data(),
-                        .selection_stride = stride_,
-                        .max_slots = tiered ? tables_->options().max_slots : 0,
-                        .copies = tiered ? selection.copies.data() : nullptr,
-                        .num_copies = tiered ? selection.num_copies.data() : nullptr,
-                        .placement = tiered ? placement_.data() + layer : nullptr,
-                        .sources_offset = offset,
-                        .slots_offset = layer * tables_->slots_layer()});
+  const kernels::PlaceBlocksParams params{
+      .segments = segments[time] + range.first,
+      .num_segments = range.count,
+      .num_kv_heads = options_.num_kv_heads,
+      .blocks = selection.blocks.data(),
+      .counts = selection.counts.data(),
+      .pages = selection.pages.data(),
+      .selection_stride = stride_,
+      .max_slots = tiered ? tables_->options().max_slots : 0,
+      .copies = tiered ? selection.copies.data() : nullptr,
+      .num_copies = tiered ? selection.num_copies.data() : nullptr,
+      .placement = tiered ? placement_.data() + layer : nullptr,
+      .sources_offset = offset,
+      .slots_offset = layer * tables_->slots_layer()};
+  backend->PlaceBlocks(WithValues(params, /*from_host=*/true, &selection));
   if (has_biases()) PlaceBiases(backend, time, range, layer);
+  PlaceSums(backend, time, range, layer);
 }
 
 // Of generated rows among staged ones: as in layer 0, whatever the layer.
@@ -468,6 +482,7 @@ void DeviceAttention::PlaceInPlace(Time time, Range range, int layer, int64_t of
                          .selection_stride = stride_,
                          .sources_offset = offset});
   if (has_biases()) PlaceBiases(backend_, time, range, layer);
+  PlaceSums(backend_, time, range, layer);
 }
 
 void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, int64_t offset,
@@ -509,6 +524,7 @@ void DeviceAttention::Attend(Backend* backend, const Group& group, int layer, in
   params.biases_offset = layer * tables_->lists_layer();
   params.has_choices = true;
   attend(arrays_.choosing[parity], group.choosing, params);
+  AttendSampled(backend, group, layer, offset, qkv, attended);
 }
 
 }  // namespace augur::engine

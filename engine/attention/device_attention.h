@@ -20,6 +20,11 @@
 // while it is read: copies of layer l + 1 write slots of layer l + 1 alone, and main has long left
 // them. Lists of choices are kept twice, by parity of the layer.
 //
+// Sampled values (sampling.md; device_sampled.cc): rows of generated tokens that sample have calls
+// of their own. A block that one of them misses moves its keys alone, drawn rows are read in its
+// host page, and what those have cost is counted beside the slot, so that PlaceBlocks lets the
+// values follow where that pays: a policy of device data, like the rest.
+//
 // InfiniGen (infinigen.h; device_infinigen.cc) is one more rule to choose by a layer ahead: main
 // makes the next layer's queries of this layer's input before kSelect follows it.
 //
@@ -36,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
 #include "engine/attention/ordering_fault.h"
+#include "engine/attention/value_sampling.h"
 #include "engine/model/infinigen_basis.h"
 #include "engine/model/rope_tables.h"
 #include "engine/model/sequence_tables.h"
@@ -77,6 +83,7 @@ struct DeviceAttentionOptions {
   // NOSA's eviction heads, as LayerWorkerOptions::eviction has them; empty: the model has none.
   std::span<const LayerWeights> eviction_weights = {};
   int query_top_k = 0;
+  ValueSampling values = {};  // not offered: no request samples
 
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
@@ -91,6 +98,9 @@ struct AttentionCalls {
   // Decode rows of sequences that keep partial keys, and mostly choose by them.
   bool infinigen = false;
   bool tiered = false;  // decode rows in slots
+  // Decode rows that read all of their values, and such that sample them.
+  bool exact = false;
+  bool sampled = false;
 
   bool selects() const { return sparse || forecast || infinigen; }
   bool foretells() const { return forecast || infinigen; }
@@ -103,6 +113,12 @@ struct AttentionPiece {
   kernels::Segment rows;  // first_row: in the step
   int table = 0;          // of the sequence
   AttentionPolicy policy = AttentionPolicy::kDense;
+};
+
+// What sampled attention has read, all steps so far.
+struct SampledTotals {
+  kernels::SampledCounts counts;
+  uint64_t host_rows = 0;  // of the distinct rows, those that were read in host pages
 };
 
 class DeviceAttention {
@@ -146,6 +162,7 @@ class DeviceAttention {
   // When layer l's copies were waited for and when they had been made, in the last step that
   // fetched: [num_layers][2]. Layer 0, which never fetches: when the step began and ended.
   const int64_t* stamps() const { return stamps_.data(); }
+  const SampledTotals* sampled_totals() const { return sampled_totals_.data(); }  // [1] likewise
   int32_t* granted_ctas() { return granted_.data(); }  // [1] on the device
   // In place of the options', in steps recorded from now on.
   void set_copy_ctas(int ctas) { copy_ctas_ = ctas; }
@@ -175,8 +192,10 @@ class DeviceAttention {
     // InfiniGen's: sums and choices of channels (prompt rows), partial keys, queries, and what rows
     // choose by in layer 0 (generated rows).
     Range sums, channels, project, queries, select_first;
-    Range chosen;    // decode rows that select
-    Range choosing;  // prompt rows that select
+    Range value_sums, own_sums;
+    Range sampled_dense, sampled;  // generated rows that sample: all blocks, chosen ones
+    Range chosen;                  // decode rows that select
+    Range choosing;                // prompt rows that select
     // Of a staged segment alone.
     const StepSegment* segment = nullptr;
     int table = -1;
@@ -207,6 +226,11 @@ class DeviceAttention {
     std::vector<kernels::ProjectSegment> project;
     std::vector<kernels::QuerySegment> queries;
     std::vector<kernels::SelectSegment> select_first;
+    std::vector<kernels::SumValuesSegment> value_sums;
+    std::vector<kernels::SumValuesSegment> own_sums;  // of generated rows, where values are chained
+    std::vector<kernels::SampledSegment> sampled_dense;
+    std::array<std::vector<kernels::SampledSegment>, 2> sampled;  // by parity of the layer
+    std::vector<kernels::ValueReadsSegment> reads;                // of decode rows in slots
   };
   // The same on the device.
   struct Arrays {
@@ -230,6 +254,11 @@ class DeviceAttention {
     const kernels::ProjectSegment* project = nullptr;
     const kernels::QuerySegment* queries = nullptr;
     const kernels::SelectSegment* select_first = nullptr;
+    const kernels::SumValuesSegment* value_sums = nullptr;
+    const kernels::SumValuesSegment* own_sums = nullptr;
+    const kernels::SampledSegment* sampled_dense = nullptr;
+    std::array<const kernels::SampledSegment*, 2> sampled{};
+    const kernels::ValueReadsSegment* reads = nullptr;
   };
   // What rows have chosen for one layer.
   struct Selection {
@@ -237,7 +266,11 @@ class DeviceAttention {
     kernels::BackendArray<int32_t> counts;            // [max_rows][kv heads]
     kernels::BackendArray<const std::byte*> pages;    // [max_rows][kv heads][stride]
     kernels::BackendArray<const std::byte*> biases;   // likewise; empty: the model has none
-    kernels::BackendArray<kernels::PageCopy> copies;  // [max_segments][kv heads][stride]
+    kernels::BackendArray<const std::byte*> values;   // likewise; empty: no slot has keys alone
+    kernels::BackendArray<int32_t> source_slots;      // likewise
+    kernels::BackendArray<const std::byte*> sums;     // likewise; empty: none are kept
+    kernels::BackendArray<kernels::PageCopy> copies;  // [max_segments][kv heads][stride]; of
+                                                      // halves, where there are any, twice
     kernels::BackendArray<int32_t> num_copies;        // [1]
   };
 
@@ -313,6 +346,40 @@ class DeviceAttention {
   void AppendBiases(kernels::Backend* backend, const Group& group, int layer, int64_t offset);
   void PlaceBiases(kernels::Backend* backend, Time time, Range range, int layer);
 
+  // device_sampled.cc
+  bool draws_values() const {
+    return options_.values.offered() && !options_.values.samples_queries();
+  }
+  bool keeps_state() const {
+    return draws_values() && options_.values.estimator == ValueEstimator::kShared;
+  }
+  bool has_value_sums() const { return tables_->pools().layout.has_value_sums(); }
+  // Slots may hold keys alone, and pages move in halves.
+  bool has_halves() const { return draws_values() && is_tiered(); }
+  // Of what the fetch lane copies.
+  int fetched_bytes() const;
+  bool Samples(const AttentionPiece& piece) const;
+  kernels::SumValuesSegment ValueSumsOf(const AttentionPiece& piece);
+  kernels::SumValuesSegment OwnSumOf(const AttentionPiece& piece);
+  // Of blocks from first_block on, up to position `end`.
+  kernels::SumValuesSegment SumsFrom(int first_block, int end, int table);
+  kernels::SampledSegment SampledOf(const AttentionPiece& piece);
+  kernels::SampledSegment SampledDenseOf(const AttentionPiece& piece);
+  kernels::SampledSegment SampledChosenOf(const AttentionPiece& piece, int parity, bool in_slots);
+  void AddSampledRow(const AttentionPiece& piece);
+  void AddStagedSampledRow(const AttentionPiece& piece);
+  void PackSampled(StepTables* tables, bool whole);
+  size_t SampledBytesOfRow() const;
+  // What PlaceBlocks says of values, too; `sources` are those of slots, or pages of the device.
+  kernels::PlaceBlocksParams WithValues(kernels::PlaceBlocksParams params, bool from_host,
+                                        Selection* selection) const;
+  void SumValues(kernels::Backend* backend, const kernels::SumValuesSegment* segments,
+                 int num_segments, int layer, int64_t offset);
+  void PlaceSums(kernels::Backend* backend, Time time, Range range, int layer);
+  void AttendSampled(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
+                     const float* qkv, void* attended);
+  void CountReads(kernels::Backend* backend, int layer);
+
   // device_infinigen.cc
   bool has_infinigen() const { return options_.infinigen_basis != nullptr; }
   void UploadBasis();
@@ -346,6 +413,7 @@ class DeviceAttention {
   int generated_rows_ = 0;         // those and the staged ones, before all prompts' rows
   bool in_time_ = false;           // no row chooses ahead
   bool staged_infinigen_ = false;  // some staged generated row chooses by partial keys
+  bool chained_values_ = false;    // a sequence has several rows that sample with a state
   int num_staged_tails_ = 0;       // the last of lists_.tails
   unsigned stage_ = 0;             // layers of staged groups begun, all steps
 
@@ -359,6 +427,9 @@ class DeviceAttention {
   kernels::BackendArray<kernels::PlacementCounts> placement_;
   kernels::BackendArray<int64_t> stamps_;
   kernels::BackendArray<int32_t> granted_;
+
+  kernels::BackendArray<int32_t> entry_rows_;  // [max_rows][kv heads][stride]: rows of values
+  kernels::BackendArray<SampledTotals> sampled_totals_;
 
   // InfiniGen's; empty where there is no basis.
   kernels::BackendArray<float> basis_;                   // [layers][kv heads][head_dim][head_dim]

@@ -67,12 +67,18 @@ void DeviceAttention::Begin() {
   lists_.project.clear();
   lists_.queries.clear();
   lists_.select_first.clear();
+  lists_.value_sums.clear();
+  lists_.own_sums.clear();
+  lists_.sampled_dense.clear();
+  for (auto& sampled : lists_.sampled) sampled.clear();
+  lists_.reads.clear();
   main_ = {};
   staged_.clear();
   decode_rows_ = 0;
   generated_rows_ = 0;
   in_time_ = false;
   staged_infinigen_ = false;
+  chained_values_ = false;
   num_staged_tails_ = 0;
 }
 
@@ -135,6 +141,7 @@ kernels::PlaceSegment DeviceAttention::PlaceOf(const AttentionPiece& piece, bool
   place.slot_blocks = tables_->slot_blocks(piece.table);
   place.slot_stamps = tables_->slot_stamps(piece.table);
   place.slot_pages = tables_->slot_pages(piece.table);
+  place.slot_costs = tables_->slot_costs(piece.table);
   place.num_slots = piece.segment->kv->num_slots;
   place.slot_stride = tables_->options().max_slots;
   place.init = budget.init;
@@ -163,6 +170,7 @@ kernels::TailSegment DeviceAttention::TailOf(const AttentionPiece& piece) {
           .slot_blocks = tables_->slot_blocks(piece.table),
           .slot_stamps = tables_->slot_stamps(piece.table),
           .slot_pages = tables_->slot_pages(piece.table),
+          .slot_costs = tables_->slot_costs(piece.table),
           .num_slots = piece.segment->kv->num_slots,
           .slot_stride = tables_->options().max_slots,
           .init = budget.init,
@@ -189,6 +197,12 @@ void DeviceAttention::AddPadding(int row) {
   lists_.select_first.emplace_back().rows = none;
   lists_.dense.push_back({.rows = none});
   for (auto& chosen : lists_.chosen) chosen.push_back({.rows = none});
+  if (has_value_sums()) lists_.value_sums.push_back({.rows = none});
+  if (!draws_values()) return;
+  if (keeps_state()) lists_.own_sums.emplace_back();
+  lists_.sampled_dense.emplace_back();
+  for (auto& sampled : lists_.sampled) sampled.emplace_back();
+  lists_.reads.emplace_back();
 }
 
 void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
@@ -199,10 +213,13 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   if (kv.demand.selects) lists_.compress.back() = CompressOf(piece);
   if (has_biases()) lists_.evict.back() = EvictionOf(piece);
   if (kv.demand.partial_keys) lists_.project.back() = ProjectOf(piece);
+  if (has_value_sums()) lists_.value_sums.back() = ValueSumsOf(piece);
   if (kv.tiered()) lists_.tails.back() = TailOf(piece);
+  const bool samples = Samples(piece);
+  if (samples) AddSampledRow(piece);
   if (piece.policy == AttentionPolicy::kDense) {
     AUGUR_CHECK(!kv.tiered());
-    lists_.dense.back() = WholeOf(piece);
+    if (!samples) lists_.dense.back() = WholeOf(piece);
     return;
   }
   const Rule rule = RuleOf(piece.policy);
@@ -213,7 +230,9 @@ void DeviceAttention::AddDecodeRow(const AttentionPiece& piece) {
   }
   lists_.place_first[TimeOf(rule)].back() = PlaceOf(piece, /*in_slots=*/false);
   lists_.place[TimeOf(rule)].back() = PlaceOf(piece, kv.tiered());
-  for (int parity = 0; parity < 2; ++parity) {
+  const bool keeps_values = options_.values.fetch == memory::ValueFetch::kWhole;
+  lists_.place[TimeOf(rule)].back().keys_only = samples && !keeps_values;
+  for (int parity = 0; parity < 2 && !samples; ++parity) {
     lists_.chosen[parity].back() = ChosenOf(piece, parity);
   }
 }
@@ -222,6 +241,7 @@ void DeviceAttention::AddAppended(const AttentionPiece& piece) {
   lists_.append.push_back(AppendOf(piece));
   if (piece.segment->kv->demand.selects) lists_.compress.push_back(CompressOf(piece));
   if (has_biases()) lists_.evict.push_back(EvictionOf(piece));
+  if (has_value_sums()) lists_.value_sums.push_back(ValueSumsOf(piece));
 }
 
 void DeviceAttention::AddPromptPiece(const AttentionPiece& piece) {
@@ -249,8 +269,10 @@ void DeviceAttention::AddStagedRow(const AttentionPiece& piece) {
   AddAppended(piece);
   ++generated_rows_;
   if (piece.segment->kv->demand.partial_keys) lists_.project.push_back(ProjectOf(piece));
+  const bool samples = Samples(piece);
+  if (samples) AddStagedSampledRow(piece);
   if (piece.policy == AttentionPolicy::kDense) {
-    lists_.dense.push_back(WholeOf(piece));
+    if (!samples) lists_.dense.push_back(WholeOf(piece));
     return;
   }
   const Rule rule = RuleOf(piece.policy);
@@ -262,7 +284,7 @@ void DeviceAttention::AddStagedRow(const AttentionPiece& piece) {
   }
   lists_.place_first[TimeOf(rule)].push_back(PlaceOf(piece, /*in_slots=*/false));
   lists_.place[TimeOf(rule)].push_back({.rows = {.first_row = piece.rows.first_row}});
-  for (int parity = 0; parity < 2; ++parity) {
+  for (int parity = 0; parity < 2 && !samples; ++parity) {
     lists_.chosen[parity].push_back(ChosenOf(piece, parity));
   }
 }
@@ -282,6 +304,7 @@ void DeviceAttention::AddPieces(std::span<const AttentionPiece> pieces, PhaseInd
     act(lists_.append, &group->append);
     act(lists_.compress, &group->compress);
     act(lists_.evict, &group->evict);
+    act(lists_.value_sums, &group->value_sums);
     act(lists_.dense, &group->dense[phase]);
     act(lists_.project, &group->project);
     for (int rule = 0; rule < kNumRules; ++rule) {
@@ -292,6 +315,9 @@ void DeviceAttention::AddPieces(std::span<const AttentionPiece> pieces, PhaseInd
       act(lists_.chosen[0], &group->chosen);
       act(lists_.queries, &group->queries);
       act(lists_.select_first, &group->select_first);
+      act(lists_.own_sums, &group->own_sums);
+      act(lists_.sampled_dense, &group->sampled_dense);
+      act(lists_.sampled[0], &group->sampled);
     } else {
       act(lists_.choosing[0], &group->choosing);
       act(lists_.sums, &group->sums);
@@ -310,6 +336,7 @@ void DeviceAttention::AddPrompt(const AttentionPiece& piece) {
   if (main_.append.count == 0) main_.append.count = decode_rows_;
   if (main_.compress.count == 0) main_.compress.count = decode_rows_;
   if (has_biases() && main_.evict.count == 0) main_.evict.count = decode_rows_;
+  if (has_value_sums() && main_.value_sums.count == 0) main_.value_sums.count = decode_rows_;
   if (main_.project.count == 0) main_.project.count = decode_rows_;
   AddPieces({&piece, 1}, kPromptRows, &main_);
 }
@@ -389,8 +416,10 @@ void DeviceAttention::Finish(StepTables* tables, const AttentionCalls& calls, in
   if (main_.append.count == 0) main_.append.count = decode_rows_;
   if (selects() && main_.compress.count == 0) main_.compress.count = decode_rows_;
   if (has_biases() && main_.evict.count == 0) main_.evict.count = decode_rows_;
+  if (has_value_sums() && main_.value_sums.count == 0) main_.value_sums.count = decode_rows_;
   const Range decode{0, decode_rows_};
-  main_.dense[kDecodeRows] = calls.dense ? decode : Range{};
+  main_.dense[kDecodeRows] = calls.dense && calls.exact ? decode : Range{};
+  main_.sampled_dense = calls.dense && calls.sampled ? decode : Range{};
   main_.select[kSparseRule][kDecodeRows] = calls.sparse ? decode : Range{};
   main_.select[kForecastRule][kDecodeRows] = calls.forecast ? decode : Range{};
   main_.select[kInfinigenRule][kDecodeRows] = calls.infinigen ? decode : Range{};
@@ -398,7 +427,8 @@ void DeviceAttention::Finish(StepTables* tables, const AttentionCalls& calls, in
   if (calls.infinigen && main_.project.count == 0) main_.project = decode;
   main_.place[kInTime] = calls.sparse ? decode : Range{};
   main_.place[kAhead] = calls.foretells() ? decode : Range{};
-  main_.chosen = calls.selects() ? decode : Range{};
+  main_.chosen = calls.selects() && calls.exact ? decode : Range{};
+  main_.sampled = calls.selects() && calls.sampled ? decode : Range{};
   Pack(tables);
 }
 
@@ -426,9 +456,10 @@ void DeviceAttention::Pack(StepTables* tables) {
     if (whole) arrays_.sums = tables->Put(lists_.sums);
     if (whole) arrays_.channels = tables->Put(lists_.channels);
   }
-  if (whole || calls_.dense) arrays_.dense = tables->Put(lists_.dense);
+  if (whole || (calls_.dense && calls_.exact)) arrays_.dense = tables->Put(lists_.dense);
+  PackSampled(tables, whole);
   for (int parity = 0; parity < 2; ++parity) {
-    if (whole || calls_.selects()) {
+    if (whole || (calls_.selects() && calls_.exact)) {
       arrays_.chosen[parity] = tables->Put(lists_.chosen[parity]);
     }
     if (whole) arrays_.choosing[parity] = tables->Put(lists_.choosing[parity]);
@@ -450,11 +481,12 @@ size_t DeviceAttention::BytesOfStep(int rows, int segments) const {
       (has_infinigen()
            ? sizeof(kernels::ProjectSegment) + sizeof(kernels::QuerySegment) +
                  sizeof(kernels::ChannelSegment) + sizeof(kernels::ChooseChannelsSegment)
-           : 0);
+           : 0) +
+      SampledBytesOfRow();
   const size_t segment_bytes =
       2 * sizeof(kernels::PageRange) + sizeof(kernels::PlaceSegment) +
       sizeof(int32_t) * options_.num_kv_heads * (size_t(is_tiered() ? end_stride() : 0) + 1);
-  constexpr size_t kArrays = 32, kAlignment = 64;
+  constexpr size_t kArrays = 40, kAlignment = 64;
   return rows * row_bytes + segments * segment_bytes + kArrays * kAlignment;
 }
 

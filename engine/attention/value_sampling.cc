@@ -1,5 +1,6 @@
 #include "engine/attention/value_sampling.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "memory/base/status_macros.h"
 
 namespace augur::engine {
 namespace {
@@ -58,6 +60,30 @@ std::optional<memory::ValueFetch> ValueFetchNamed(std::string_view name) {
   return std::nullopt;
 }
 
+namespace {
+
+// Of the estimators kernels/cuda has some, with budgets of draws alone.
+absl::Status CheckDeviceDraws(const ValueSettings& values) {
+  constexpr std::array kServed = {ValueEstimator::kProportional, ValueEstimator::kFlash};
+  if (std::find(kServed.begin(), kServed.end(), values.estimator) == kServed.end()) {
+    const auto names = [](std::string* out, ValueEstimator estimator) {
+      absl::StrAppend(out, std::string(NameOf(estimator)));
+    };
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention.values.estimator: expected ", absl::StrJoin(kServed, " or ", names),
+                     " with device: cuda, found ", std::string(NameOf(values.estimator)),
+                     "; device: cpu serves it"));
+  }
+  if (values.budget == kernels::ValueBudget::kRows) {
+    return absl::InvalidArgumentError(
+        "attention.values.budget: expected draws with device: cuda, found rows; device: cpu serves "
+        "it");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<ValueSampling> ResolveValues(const ValueSettings& settings, int num_layers,
                                             ResidencyMode residency, bool on_device) {
   ValueSampling values{settings};
@@ -79,11 +105,7 @@ absl::StatusOr<ValueSampling> ResolveValues(const ValueSettings& settings, int n
                      " (attention.values.max_samples), found ", samples));
   }
   if (!values.offered()) return values;
-  if (on_device) {
-    return absl::InvalidArgumentError(
-        "attention.values.mode: expected exact and attention.values.override: false with device: "
-        "cuda, found sampled; device: cpu serves it");
-  }
+  if (on_device) AUGUR_RETURN_IF_ERROR(CheckDeviceDraws(values));
   // A sampled query reads all values, which a tier that moves keys alone does not have.
   if (values.samples_queries() && residency != ResidencyMode::kDevice) {
     return absl::InvalidArgumentError(

@@ -12,7 +12,8 @@ using kernels::Backend;
 
 bool Covers(const AttentionCalls& all, const AttentionCalls& some) {
   return all.dense >= some.dense && all.sparse >= some.sparse && all.forecast >= some.forecast &&
-         all.infinigen >= some.infinigen && all.tiered >= some.tiered;
+         all.infinigen >= some.infinigen && all.tiered >= some.tiered && all.exact >= some.exact &&
+         all.sampled >= some.sampled;
 }
 
 }  // namespace
@@ -36,24 +37,39 @@ std::vector<int> LengthClasses(int max_blocks) {
 // Dense steps, steps of what the deployment's requests mostly are, and whatever else may come.
 std::vector<AttentionCalls> DeviceRunner::RecordedCalls() const {
   const bool tiered = options_.max_slots > 0;
+  const bool sampled = options_.values.sampled, both = options_.values.request_override;
   std::vector<AttentionCalls> calls;
-  if (options_.resident) calls.push_back({.dense = true});
-  if (options_.max_top_k == 0) return calls;
-  const AttentionCalls mostly{.sparse = options_.decode_policy == AttentionPolicy::kSparse,
-                              .forecast = options_.decode_policy == AttentionPolicy::kForecast,
-                              .infinigen = options_.decode_policy == AttentionPolicy::kInfinigen,
-                              .tiered = tiered};
-  if (mostly.selects()) {
-    calls.push_back(mostly);
-    // Beside short ones, which read everything (dense_len).
-    if (options_.resident) calls.push_back(mostly);
-    calls.back().dense = options_.resident;
+  // Of one mode of values, each that requests may have.
+  const auto record = [&](AttentionCalls one) {
+    for (const bool mode : {sampled, !sampled}) {
+      one.exact = !mode;
+      one.sampled = mode;
+      if (mode == sampled || both) calls.push_back(one);
+    }
+  };
+  if (options_.resident) record({.dense = true});
+  if (options_.max_top_k > 0) {
+    AttentionCalls mostly{.sparse = options_.decode_policy == AttentionPolicy::kSparse,
+                          .forecast = options_.decode_policy == AttentionPolicy::kForecast,
+                          .infinigen = options_.decode_policy == AttentionPolicy::kInfinigen,
+                          .tiered = tiered};
+    if (mostly.selects()) {
+      record(mostly);
+      // Beside short ones, which read everything (dense_len).
+      mostly.dense = options_.resident;
+      if (mostly.dense) record(mostly);
+    }
+  } else if (!both) {
+    return calls;
   }
+  const bool selects = options_.max_top_k > 0;
   calls.push_back({.dense = options_.resident,
-                   .sparse = true,
-                   .forecast = options_.has_forecast,
-                   .infinigen = has_infinigen(),
-                   .tiered = tiered});
+                   .sparse = selects,
+                   .forecast = selects && options_.has_forecast,
+                   .infinigen = selects && has_infinigen(),
+                   .tiered = tiered,
+                   .exact = !sampled || both,
+                   .sampled = sampled || both});
   return calls;
 }
 

@@ -102,12 +102,17 @@ const InfinigenBasis* DeviceRunner::infinigen_basis() const {
 }
 
 absl::Status DeviceRunner::CreateAttention() {
+  const bool keeps_state = options_.values.needs_value_sums();
+  const int group_heads = config_.num_q_heads / config_.num_kv_heads;
+  const int value_state = keeps_state ? kernels::ValueStateFloats(group_heads) : 0;
   AUGUR_ASSIGN_OR_RETURN(tables_, SequenceTables::Create(backend_, store_->pools(),
                                                          {.num_tables = options_.max_segments,
                                                           .max_blocks = max_blocks_,
                                                           .max_slots = options_.max_slots,
                                                           .selects = options_.max_top_k > 0,
-                                                          .partial_keys = has_infinigen()}));
+                                                          .partial_keys = has_infinigen(),
+                                                          .keys_alone = options_.values.offered(),
+                                                          .value_state = value_state}));
   std::span<const LayerWeights> head_norms;
   if (config_.has_head_norms) head_norms = layers_->weights().layers;
   std::span<const LayerWeights> eviction_weights;
@@ -138,7 +143,8 @@ absl::Status DeviceRunner::CreateAttention() {
                                .query_weights = layers_->weights().layers,
                                .hidden_size = config_.hidden_size,
                                .eviction_weights = eviction_weights,
-                               .query_top_k = config_.query_top_k_blocks},
+                               .query_top_k = config_.query_top_k_blocks,
+                               .values = options_.values},
                               tables_.get(), transfers_));
   if (options_.max_slots == 0) return absl::OkStatus();
   // A chunk's blocks, two that each sequence ends or begins, and some of one that is moved behind.
@@ -190,11 +196,13 @@ absl::Status DeviceRunner::Allocate() {
     AUGUR_ASSIGN_OR_RETURN(std::byte* const placement,
                            AllocateHost(layers * sizeof(kernels::PlacementCounts)));
     AUGUR_ASSIGN_OR_RETURN(std::byte* const stamps, AllocateHost(2 * layers * sizeof(int64_t)));
+    AUGUR_ASSIGN_OR_RETURN(std::byte* const sampled, AllocateHost(sizeof(SampledTotals)));
     AUGUR_ASSIGN_OR_RETURN(std::byte* const logprobs,
                            AllocateHost(options_.max_segments * sizeof(TokenLogprobsRow)));
     result = {.tokens = reinterpret_cast<int32_t*>(tokens),
               .placement = reinterpret_cast<kernels::PlacementCounts*>(placement),
               .stamps = reinterpret_cast<int64_t*>(stamps),
+              .sampled = reinterpret_cast<SampledTotals*>(sampled),
               .logprobs = reinterpret_cast<TokenLogprobsRow*>(logprobs)};
   }
   return absl::OkStatus();
@@ -251,7 +259,11 @@ void DeviceRunner::NoteComputed(const StepInputs& inputs) {
     memory::SequenceKv* const kv = segment.kv;
     kv->keyed_blocks = std::max(kv->keyed_blocks, CompleteBlocks(segment.rows));
     const int end = segment.rows.first_position + segment.rows.num_rows;
+    kv->summed_blocks = std::max(kv->summed_blocks, CompleteBlocks(segment.rows));
     if (config_.has_eviction_heads) tables_->NoteBiased(kv->id, end);
+    if (segment.attention->values.sampled && end > segment.prompt_tokens) {
+      tables_->NoteValueState(kv->id, end - 1);
+    }
     if (!kv->demand.partial_keys) continue;
     kv->summed_tokens = std::max(kv->summed_tokens, std::min(end, segment.prompt_tokens));
     if (end >= segment.prompt_tokens) kv->partial_tokens = std::max(kv->partial_tokens, end);
@@ -414,6 +426,9 @@ void DeviceRunner::AddCalls(const AttentionPiece& piece, StepShape* shape) const
   // Short ones that still read everything make partial keys as well.
   shape->calls.infinigen |= piece.segment->kv->demand.partial_keys;
   shape->calls.tiered |= piece.segment->kv->tiered();
+  const bool sampled = piece.segment->attention->values.sampled;
+  shape->calls.sampled |= sampled;
+  shape->calls.exact |= !sampled;
 }
 
 void DeviceRunner::FillRows(const StepInputs& inputs) {
@@ -651,6 +666,9 @@ DeviceRunner::InFlight DeviceRunner::CopyResult(int count, const AttentionCalls&
                    layers * sizeof(kernels::PlacementCounts));
     backend_->Copy(result.stamps, attention_->stamps(), 2 * layers * sizeof(int64_t));
   }
+  if (options_.values.offered()) {
+    backend_->Copy(result.sampled, attention_->sampled_totals(), sizeof(SampledTotals));
+  }
   return {.mark = backend_->Mark(), .result = result, .calls = calls};
 }
 
@@ -659,12 +677,37 @@ void DeviceRunner::WaitFor(const InFlight& step) {
   backend_->Wait(step.mark);
   waited_ns_ += clock_->NowNs() - start_ns;
   if (step.calls.tiered) CountTransfers(step);
+  if (options_.values.offered()) CountSampled(*step.result.sampled);
+}
+
+void DeviceRunner::CountSampled(const SampledTotals& now) {
+  const SampledTotals& before = counted_sampled_;
+  stats_->sampled_draws += now.counts.draws - before.counts.draws;
+  stats_->sampled_rows += now.counts.rows - before.counts.rows;
+  stats_->sampled_distinct_rows += now.counts.distinct - before.counts.distinct;
+  const uint64_t host_rows = now.host_rows - before.host_rows;
+  stats_->host_rows += host_rows;
+  stats_->row_bytes += host_rows * store_->pools().layout.host_row_bytes();
+  counted_sampled_ = now;
+}
+
+uint64_t DeviceRunner::CountBytes(const kernels::PlacementCounts& now,
+                                  const kernels::PlacementCounts& before) {
+  const memory::KvLayout& layout = store_->pools().layout;
+  const uint64_t keys_only = now.keys_only - before.keys_only;
+  const uint64_t pages = (now.fetched - before.fetched - keys_only) * layout.host_page_bytes();
+  const uint64_t keys = keys_only * layout.half_host_page_bytes();
+  const uint64_t values = (now.moved - before.moved) * layout.half_host_page_bytes();
+  stats_->page_bytes += pages;
+  stats_->key_bytes += keys;
+  stats_->value_bytes += values;
+  return pages + keys + values;
 }
 
 void DeviceRunner::CountTransfers(const InFlight& step) {
   using memory::WaitCause;
   const bool ahead = options_.prefetch && step.calls.foretells();
-  uint64_t copies = 0;
+  uint64_t copies = 0, bytes = 0;
   CopyMeasurement measured{.step_ns =
                                static_cast<double>(step.result.stamps[1] - step.result.stamps[0])};
   for (int layer = 1; layer < config_.num_layers; ++layer) {
@@ -677,9 +720,11 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
     counts.fetched_blocks += fetched;
     stats_->resident_last += now.reused - before.reused;
     stats_->resident_spare += now.spare - before.spare;
+    const uint64_t moved = now.moved - before.moved;
+    bytes += CountBytes(now, before);
     before = now;
-    if (fetched == 0) continue;
-    copies += fetched;
+    if (fetched + moved == 0) continue;
+    copies += fetched + moved;
     const int64_t asked_ns = step.result.stamps[2 * layer];
     const int64_t waited_ns = std::max<int64_t>(0, step.result.stamps[2 * layer + 1] - asked_ns);
     const WaitCause cause = !ahead       ? WaitCause::kFetch
@@ -693,10 +738,11 @@ void DeviceRunner::CountTransfers(const InFlight& step) {
     stats_->wait_seconds[static_cast<size_t>(cause)].Observe(static_cast<double>(waited_ns) /
                                                              memory::kNsPerSecond);
   }
-  measured.pages = static_cast<double>(copies);
+  const size_t page_bytes = store_->pools().layout.host_page_bytes();
+  measured.pages = static_cast<double>(bytes) / static_cast<double>(page_bytes);
   grants_->Observe(step.quota, measured);
   transfers_->Count(ahead ? memory::TransferKind::kPrefetch : memory::TransferKind::kFetch, copies,
-                    copies * store_->pools().layout.host_page_bytes());
+                    bytes);
 }
 
 void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepArrays& device,

@@ -62,6 +62,7 @@ struct DeviceRunnerOptions {
   bool prefetch = true;
   CopyQuotaOptions copy_ctas = {};  // that fetch pages in a step
   float driven_reuse = -1.0f;       // see DeviceAttentionOptions
+  ValueSampling values = {};        // not offered: no request samples
   OrderingFault ordering = {};      // for tests
 };
 
@@ -153,6 +154,7 @@ class DeviceRunner final : public ModelRunner {
     int32_t* tokens = nullptr;                      // [max_segments]
     kernels::PlacementCounts* placement = nullptr;  // [layers], of all steps
     int64_t* stamps = nullptr;                      // [layers][2]
+    SampledTotals* sampled = nullptr;               // [1], of all steps
     kernels::TokenLogprobsRow* logprobs = nullptr;  // [max_segments]
   };
   // A launched step whose result is on its way.
@@ -217,6 +219,9 @@ class DeviceRunner final : public ModelRunner {
                    StepOutputs* outputs) const;
   void WaitFor(const InFlight& step);
   void CountTransfers(const InFlight& step);
+  // What a layer's copies have moved; the bytes.
+  uint64_t CountBytes(const kernels::PlacementCounts& now, const kernels::PlacementCounts& before);
+  void CountSampled(const SampledTotals& now);
   void RunOps(kernels::Backend* backend, const StepShape& shape, const StepArrays& device,
               const ToldTokens& told = {});
   // Behind a step that has drawn `sampled` tokens as if there were none: draws them anew by rules,
@@ -268,6 +273,7 @@ class DeviceRunner final : public ModelRunner {
   std::array<StepResult, 3> results_{};        // of the last steps
   int next_result_ = 0;
   std::vector<kernels::PlacementCounts> counted_;  // [layers]: what stats_ have
+  SampledTotals counted_sampled_;                  // likewise
   std::vector<AttentionCalls> recorded_;
   std::map<GraphKey, RecordedStep> graphs_;
   std::unique_ptr<CopyGrants> grants_;

@@ -59,9 +59,10 @@ absl::Status SequenceTables::Allocate() {
     bytes += count * sizeof(T);
     fits = fits && array->allocated();
   };
-  // The staging area's two lists stand behind the last sequence's, lists of biases behind those.
+  // The staging area's two lists stand behind the last sequence's, lists of biases and of sums
+  // behind those.
   const bool biases = pools_.layout.has_biases();
-  reserve(biases_offset() + (biases ? tables * lists_row() : 0), &lists_);
+  reserve(sums_offset() + (pools_.layout.has_value_sums() ? tables * lists_row() : 0), &lists_);
   reserve(biases ? tables * layers * keys_layer() : 0, &mean_lists_);
   reserve(tables * layers * keys_layer(), &key_lists_);
   reserve(tables * layers * partial_layer(), &partial_lists_);
@@ -70,10 +71,12 @@ absl::Status SequenceTables::Allocate() {
   reserve(tables * slots_row(), &slot_pages_);
   reserve(tables * slots_row(), &slot_blocks_);
   reserve(tables * slots_row(), &slot_stamps_);
+  reserve(options_.keys_alone ? tables * slots_row() : 0, &slot_costs_);
+  reserve(2 * tables * layers * state_layer(), &value_states_);
   reserve(kMappedAtOnce, &device_mapped_);
   host_mapped_ =
       static_cast<MappedBlock*>(backend_->AllocateHost(kMappedAtOnce * sizeof(MappedBlock)));
-  host_slots_ = static_cast<int32_t*>(backend_->AllocateHost(2 * slots_row() * sizeof(int32_t)));
+  host_slots_ = static_cast<int32_t*>(backend_->AllocateHost(3 * slots_row() * sizeof(int32_t)));
   if (fits && host_mapped_ != nullptr && host_slots_ != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for the sequences' tables: ", bytes, " bytes on the device (batch ",
@@ -109,6 +112,7 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
     table = {.sequence = kv.id, .epoch = kv.frames_epoch};
     if (kv.tiered()) UploadSlots(kv, index);
     if (kv.demand.partial_keys) UploadChannels(kv, index);
+    if (options_.value_state > 0) UploadValueState(kv, index);
   }
   for (; table.blocks < blocks; ++table.blocks) {
     if (kv.tiered()) {
@@ -128,6 +132,7 @@ int SequenceTables::Prepare(const memory::SequenceKv& kv, int blocks, int on_hos
         {.table = index, .block = table.key_pages, .frame = kv.key_frames[table.key_pages]});
   }
   if (pools_.layout.has_biases()) ListBiases(kv, index, blocks);
+  if (pools_.layout.has_value_sums()) ListSums(kv, index, blocks);
   const int partial_pages =
       std::min(static_cast<int>(kv.partial_frames.size()), max_partial_pages_);
   for (; table.partial_pages < partial_pages; ++table.partial_pages) {
@@ -155,6 +160,18 @@ void SequenceTables::ListBiases(const memory::SequenceKv& kv, int table, int blo
   }
 }
 
+// As SequenceKv::block_value_sum has them.
+void SequenceTables::ListSums(const memory::SequenceKv& kv, int table, int blocks) {
+  const int frame_blocks = pools_.layout.sum_frame_blocks();
+  for (int& block = tables_[table].summed_blocks; block < blocks; ++block) {
+    missing_.sums.push_back(
+        {.table = table,
+         .block = block,
+         .frame = kv.sum_frames.at(block / frame_blocks),
+         .byte_shift = block % frame_blocks * static_cast<int32_t>(pools_.layout.sum_bytes)});
+  }
+}
+
 // As SequenceKv::resident_page has it.
 void SequenceTables::ListLayer0(const memory::SequenceKv& kv, int table, int block) {
   MappedBlock mapped{.table = table, .block = block};
@@ -176,15 +193,23 @@ void SequenceTables::UploadSlots(const memory::SequenceKv& kv, int table) {
   backend_->Wait(slots_mark_);  // host_slots_ may still be being read
   int32_t* const blocks = host_slots_;
   int32_t* const stamps = host_slots_ + slots_row();
+  float* const costs = reinterpret_cast<float*>(host_slots_ + 2 * slots_row());
   std::fill_n(blocks, slots_row(), memory::kNoBlock);
   std::fill_n(stamps, slots_row(), -1);
+  std::fill_n(costs, slots_row(), kernels::kSlotHasValues);
   for (int group = 0; group < pools_.layout.num_groups(); ++group) {
     const size_t from = size_t(group) * kv.num_slots, to = size_t(group) * options_.max_slots;
     std::copy_n(kv.slot_blocks.data() + from, kv.num_slots, blocks + to);
     std::copy_n(kv.slot_stamps.data() + from, kv.num_slots, stamps + to);
+    for (int slot = 0; slot < kv.num_slots; ++slot) {
+      if (kv.slot_has_values[from + slot] == 0) costs[to + slot] = kv.slot_costs[from + slot];
+    }
   }
   backend_->Copy(slot_blocks(table), blocks, slots_row() * sizeof(int32_t));
   backend_->Copy(slot_stamps(table), stamps, slots_row() * sizeof(int32_t));
+  if (options_.keys_alone) {
+    backend_->Copy(slot_costs(table), costs, slots_row() * sizeof(float));
+  }
   slots_mark_ = backend_->Mark();
 }
 
@@ -195,6 +220,26 @@ void SequenceTables::UploadChannels(const memory::SequenceKv& kv, int table) {
                  kv.channel_sums.size() * sizeof(float));
   backend_->Copy(channels(table), kv.channels.data(), kv.channels.size() * sizeof(int32_t));
   backend_->Synchronize();  // *kv may not stay as it is
+}
+
+void SequenceTables::UploadValueState(const memory::SequenceKv& kv, int table) {
+  const size_t floats = state_layer() * pools_.layout.num_layers;
+  AUGUR_CHECK(kv.value_state.empty() || kv.value_state.size() == floats);
+  const std::vector<float> none(kv.value_state.empty() ? floats : 0);
+  const std::vector<float>& state = kv.value_state.empty() ? none : kv.value_state;
+  for (const int position : {0, 1}) {
+    backend_->Copy(value_state(table, position), state.data(), floats * sizeof(float));
+  }
+  backend_->Synchronize();  // `none` does not stay, nor may *kv
+}
+
+void SequenceTables::DownloadValueState(int table, memory::SequenceKv* kv) {
+  const int position = tables_[table].state_position;
+  if (position < 0) return;  // no token has sampled since the sequence came
+  kv->value_state.resize(state_layer() * pools_.layout.num_layers);
+  backend_->Copy(kv->value_state.data(), value_state(table, position),
+                 kv->value_state.size() * sizeof(float));
+  backend_->Synchronize();
 }
 
 void SequenceTables::Remove(memory::SequenceKv* kv, bool keep) {
@@ -208,6 +253,7 @@ void SequenceTables::Remove(memory::SequenceKv* kv, bool keep) {
       backend_->Copy(kv->channels.data(), channels(table), kv->channels.size() * sizeof(int32_t));
       backend_->Synchronize();
     }
+    if (options_.value_state > 0) DownloadValueState(table, kv);
     if (kv->tiered()) DownloadSlots(table, kv);
   }
   tables_[table] = {};
@@ -220,11 +266,20 @@ void SequenceTables::DownloadSlots(int table, memory::SequenceKv* kv) {
   int32_t* const stamps = host_slots_ + slots_row();
   backend_->Copy(blocks, slot_blocks(table), slots_row() * sizeof(int32_t));
   backend_->Copy(stamps, slot_stamps(table), slots_row() * sizeof(int32_t));
+  float* const costs = reinterpret_cast<float*>(host_slots_ + 2 * slots_row());
+  if (options_.keys_alone) {
+    backend_->Copy(costs, slot_costs(table), slots_row() * sizeof(float));
+  }
   backend_->Synchronize();
   for (int group = 0; group < pools_.layout.num_groups(); ++group) {
     const size_t from = size_t(group) * options_.max_slots, to = size_t(group) * kv->num_slots;
     std::copy_n(blocks + from, kv->num_slots, kv->slot_blocks.data() + to);
     std::copy_n(stamps + from, kv->num_slots, kv->slot_stamps.data() + to);
+    for (int slot = 0; options_.keys_alone && slot < kv->num_slots; ++slot) {
+      const float cost = costs[from + slot];
+      kv->slot_has_values[to + slot] = cost < 0.0f ? 1 : 0;
+      kv->slot_costs[to + slot] = std::max(cost, 0.0f);
+    }
   }
 }
 
@@ -261,6 +316,8 @@ void SequenceTables::Upload() {
   params = lists;
   params.lists = lists_.data() + biases_offset();
   Map(&missing_.biases, params);
+  params.lists = lists_.data() + sums_offset();
+  Map(&missing_.sums, params);
   params.lists = mean_lists_.data();
   params.max_blocks = max_key_pages_;
   Map(&missing_.means, params);

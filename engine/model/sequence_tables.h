@@ -8,14 +8,19 @@
 //                (kernels/ops/open_tails.h). The last row belongs to nobody: its first two layers
 //                list the staging area's two halves, block b at place b.
 //   slot_pages, slot_blocks, slot_stamps   [tables][layers][kv heads][max_slots]
+//   slot_costs   likewise, where slots may hold keys alone (kernels/ops/place_blocks.h)
 //   key_lists    [tables][layers][kv heads][max_key_pages]: pages of compressed keys
 //   lists        a second time, biases_offset() entries behind, where the model has eviction
-//   biases:
-//                those of each block
+//                biases: those of each block; and sums_offset() behind, where sampled attention
+//                reads sums of values: each block's
 //   mean_lists   as key_lists: pages of window means of the biases
 //   partial_lists   likewise [max_partial_pages]: pages of InfiniGen's partial keys
 //   channel_sums, channels   [tables][layers][kv heads][head_dim], [head_dim / 4]: its state, which
 //                SequenceKv holds while the sequence has no row here
+//   value_states [tables][2][layers][kv heads][...]: what kShared keeps from token to token
+//                (kernels/ops/sampled_attention.h), twice: that of an even position, and of an odd
+//                one. A token reads what the one before it left, so running it again, where it had
+//                been run ahead in vain, reads the same. SequenceKv's while there is no row
 //
 // Thread: the engine's. Ownership: the tables; backend and pools outlive it. Failure: Create names
 // bytes and knobs. There are at least as many rows as sequences that run.
@@ -41,6 +46,8 @@ struct SequenceTablesOptions {
   int max_slots = 0;   // of a group; 0: nothing is tiered
   bool selects = false;
   bool partial_keys = false;  // some sequence has partial keys
+  bool keys_alone = false;    // slots may hold keys alone
+  int value_state = 0;        // floats that sampled attention keeps for each layer and kv head
 };
 
 class SequenceTables {
@@ -70,6 +77,10 @@ class SequenceTables {
     int& biased = tables_[TableOf(id)].biased_tokens;
     biased = std::max(biased, tokens);
   }
+  // Of such a one that keeps value states: that of `position` is its newest.
+  void NoteValueState(memory::SequenceId id, int position) {
+    tables_[TableOf(id)].state_position = position;
+  }
   // Sends what Prepare has found missing, in order with ops.
   void Upload();
   // The sequence is about to leave the device, or has ended. `keep`: what its slots hold is written
@@ -83,6 +94,9 @@ class SequenceTables {
   // A row's part of each table, at layer 0; further layers lie `..._layer` entries behind.
   std::byte** lists(int table) { return lists_.data() + table * lists_row(); }
   int64_t biases_offset() const { return options_.num_tables * lists_row() + 2 * lists_layer(); }
+  int64_t sums_offset() const {
+    return biases_offset() + (pools_.layout.has_biases() ? options_.num_tables * lists_row() : 0);
+  }
   std::byte** mean_lists(int table) {
     return mean_lists_.data() + table * keys_layer() * pools_.layout.num_layers;
   }
@@ -94,6 +108,15 @@ class SequenceTables {
   std::byte** slot_pages(int table) { return slot_pages_.data() + table * slots_row(); }
   int32_t* slot_blocks(int table) { return slot_blocks_.data() + table * slots_row(); }
   int32_t* slot_stamps(int table) { return slot_stamps_.data() + table * slots_row(); }
+  // Null: all slots hold keys and values.
+  float* slot_costs(int table) {
+    return options_.keys_alone ? slot_costs_.data() + table * slots_row() : nullptr;
+  }
+  float* value_state(int table, int position) {
+    const int64_t states = state_layer() * pools_.layout.num_layers;
+    return value_states_.data() + (2 * table + position % 2) * states;
+  }
+  int64_t state_layer() const { return int64_t{pools_.layout.num_kv_heads} * options_.value_state; }
   int max_partial_pages() const { return max_partial_pages_; }
   std::byte** partial_lists(int table) {
     return partial_lists_.data() + table * partial_layer() * pools_.layout.num_layers;
@@ -128,6 +151,7 @@ class SequenceTables {
     std::vector<kernels::MappedBlock> partial;
     std::vector<kernels::MappedBlock> biases;
     std::vector<kernels::MappedBlock> means;
+    std::vector<kernels::MappedBlock> sums;
   };
   struct Table {
     memory::SequenceId sequence = 0;
@@ -138,6 +162,8 @@ class SequenceTables {
     int partial_pages = 0;
     int bias_blocks = 0;
     int biased_tokens = 0;
+    int summed_blocks = 0;    // whose sums of values are listed
+    int state_position = -1;  // of the newest value state
   };
 
   SequenceTables(kernels::Backend* backend, const memory::KvPools& pools,
@@ -147,7 +173,10 @@ class SequenceTables {
   void ListLayer0(const memory::SequenceKv& kv, int table, int block);
   void UploadSlots(const memory::SequenceKv& kv, int table);
   void ListBiases(const memory::SequenceKv& kv, int table, int blocks);
+  void ListSums(const memory::SequenceKv& kv, int table, int blocks);
   void UploadChannels(const memory::SequenceKv& kv, int table);
+  void UploadValueState(const memory::SequenceKv& kv, int table);
+  void DownloadValueState(int table, memory::SequenceKv* kv);
   void DownloadSlots(int table, memory::SequenceKv* kv);
   void ListStaging();
   void Map(std::vector<kernels::MappedBlock>* mapped, kernels::MapPagesParams params);
@@ -173,10 +202,13 @@ class SequenceTables {
   kernels::BackendArray<std::byte*> slot_pages_;
   kernels::BackendArray<int32_t> slot_blocks_;
   kernels::BackendArray<int32_t> slot_stamps_;
+  kernels::BackendArray<float> slot_costs_;
+  kernels::BackendArray<float> value_states_;
   kernels::BackendArray<kernels::MappedBlock> device_mapped_;  // [kMappedAtOnce]
   kernels::MappedBlock* host_mapped_ = nullptr;
-  uint64_t mapped_mark_ = 0;       // of the last upload from host_mapped_
-  int32_t* host_slots_ = nullptr;  // [2][layers][kv heads][max_slots]: blocks, stamps
+  uint64_t mapped_mark_ = 0;  // of the last upload from host_mapped_
+  // [3][layers][kv heads][max_slots]: blocks, stamps, and costs as floats
+  int32_t* host_slots_ = nullptr;
   uint64_t slots_mark_ = 0;
 };
 

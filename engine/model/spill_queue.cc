@@ -12,7 +12,8 @@ absl::StatusOr<std::unique_ptr<SpillQueue>> SpillQueue::Create(kernels::Backend*
                                                                memory::DeviceTransfers* transfers,
                                                                int max_blocks) {
   std::unique_ptr<SpillQueue> queue(new SpillQueue(backend, tables, store, transfers, max_blocks));
-  if (queue->rings_ != nullptr && queue->pages_.allocated() && queue->keys_.allocated()) {
+  if (queue->rings_ != nullptr && queue->pages_.allocated() && queue->keys_.allocated() &&
+      queue->sums_.allocated()) {
     return queue;
   }
   return absl::ResourceExhaustedError(
@@ -31,7 +32,8 @@ SpillQueue::SpillQueue(kernels::Backend* backend, SequenceTables* tables, memory
       rings_(static_cast<kernels::SpilledBlock*>(
           backend->AllocateHost(size_t(kRing) * max_blocks * sizeof(kernels::SpilledBlock)))),
       pages_(backend, size_t(kRing) * list_room()),
-      keys_(backend, size_t(kRing) * list_room()) {}
+      keys_(backend, size_t(kRing) * list_room()),
+      sums_(backend, tables->pools().layout.has_value_sums() ? size_t(kRing) * list_room() : 0) {}
 
 SpillQueue::~SpillQueue() {
   lane_->Synchronize();
@@ -112,8 +114,17 @@ void SpillQueue::Copy(const std::vector<kernels::SpilledBlock>& blocks, int firs
                                    .pages = pages_.data() + list};
   backend_->ListSpills(params);
   copy(params.pages, params.end_layer, layout.page_bytes, pools.fp8_pages());
-  if (!has_keys) return;
   params.end_layer = layout.num_layers;
+  if (layout.has_value_sums()) {
+    kernels::ListSpillsParams sums = params;
+    sums.lists = tables_->lists(0) + tables_->sums_offset();
+    sums.host = pools.host_sums;
+    sums.page_bytes = layout.sum_bytes;
+    sums.pages = sums_.data() + list;
+    backend_->ListSpills(sums);
+    copy(sums.pages, layout.num_layers, layout.sum_bytes, {});
+  }
+  if (!has_keys) return;
   params.pages = nullptr;
   params.key_lists = tables_->key_lists(0);
   params.max_key_pages = tables_->max_key_pages();

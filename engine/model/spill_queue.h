@@ -68,6 +68,7 @@ class SpillQueue {
   int next_ = 0;
   kernels::BackendArray<kernels::PageCopy> pages_;  // [kRing][max_blocks][layers][kv heads]
   kernels::BackendArray<kernels::PageCopy> keys_;   // likewise
+  kernels::BackendArray<kernels::PageCopy> sums_;   // likewise; empty: none are kept
 };
 
 }  // namespace augur::engine

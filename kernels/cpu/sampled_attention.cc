@@ -128,7 +128,13 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
   const int wished = SamplesOf(params, segment);
   float* state = nullptr;
   if (params.estimator == ValueEstimator::kShared) {
-    state = segment.state + params.state_offset + size_t(item.kv_head) * ValueStateFloats(heads);
+    const size_t at = params.state_offset + size_t(item.kv_head) * ValueStateFloats(heads);
+    state = segment.state + at;
+    if (segment.next_state != nullptr) {
+      float* const next = segment.next_state + at;
+      std::copy_n(state, ValueStateFloats(heads), next);
+      state = next;
+    }
     if (state[0] != 0.0f) {
       DrawShared(isa_, params.budget, wished, scratch.group, blocks, source, state, &scratch.draws);
       return;

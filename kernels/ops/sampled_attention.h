@@ -63,7 +63,10 @@ struct SampledSegment {
   // [num_kv_heads][list_stride]: sum of the values of the entry's tokens up to `position`, head_dim
   // floats: the control variate of kShared. Null: none (unbiased all the same).
   const float* const* value_sums = nullptr;
-  float* state = nullptr;  // kShared: [num_kv_heads][ValueStateFloats], read and written
+  // kShared: [num_kv_heads][ValueStateFloats], read, and what the next token shall read, written.
+  // next_state null: state itself; apart, a row may be run again.
+  float* state = nullptr;
+  float* next_state = nullptr;
   int list_stride = 0;
   int samples = 0;  // S, from 1 to kMaxValueSamples; 0: SampledAttentionParams::samples
   uint64_t seed = 0;
@@ -107,8 +110,9 @@ struct SampledAttentionParams {
   // Entries of the longest list, at most: what the host knows where it cannot read the segments.
   // It sizes scratch and grids; no bits depend on it.
   int max_entries = std::numeric_limits<int>::max();
-  // Added to every segment's lists, in entries, and to `state`, in floats: those of several layers
-  // that lie behind each other share their segments. Where values are null, keys_offset is both's.
+  // Added to every segment's lists, in entries, and to both states, in floats: those of several
+  // layers that lie behind each other share their segments. Where values are null, keys_offset is
+  // both's.
   int64_t keys_offset = 0;
   int64_t values_offset = 0;
   int64_t biases_offset = 0;

@@ -234,29 +234,7 @@ TEST_P(DeviceTiersTest, InABatchOfMixedPolicies) {
     for (int i = 0; i < batch; ++i) {
       sequences.push_back(batched.Start(prompt(i), decodes, choice(i), residency(i)));
     }
-    const auto drawn = [](const ModelDriver::Sequence& sequence) {
-      return static_cast<int>(sequence.tokens.size()) - sequence.prompt_tokens;
-    };
-    for (int step = 0;; ++step) {
-      std::vector<ModelDriver::Part> parts;
-      bool done = true;
-      for (int i = 0; i < batch; ++i) {
-        auto& sequence = sequences[i];
-        const int missing = static_cast<int>(sequence.tokens.size()) - sequence.computed;
-        if (drawn(sequence) == decodes) continue;
-        done = false;
-        if (step % 11 == i && missing == 1) continue;  // waits
-        parts.push_back({&sequence, std::min(missing, missing > 1 ? 64 * (1 + i % 2) : 1)});
-      }
-      if (done) break;
-      if (parts.empty()) continue;
-      batched.Step(parts);
-      for (size_t p = 0; p < parts.size(); ++p) {
-        auto& sequence = *parts[p].sequence;
-        if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
-        sequence.tokens.push_back(batched.sampled()[p]);
-      }
-    }
+    tests::DrawTogether(&batched, &sequences, decodes);
     for (int i = 0; i < batch; ++i) {
       SCOPED_TRACE(testing::Message() << "sequence " << i << " " << choice(i).Fingerprint());
       const auto first = sequences[i].tokens.begin() + sequences[i].prompt_tokens;

@@ -263,7 +263,8 @@ TEST(SampledAttentionTest, BitsDoNotDependOnCompanyThreadsOrWindows) {
 }
 
 // Lists of layers behind each other, values that follow their keys, entries up to the position's
-// and the call's samples: the bits of the same list said in full.
+// and the call's samples, and a state of its own for the next token, so that a row may be run
+// again: the bits of the same list said in full.
 TEST(SampledAttentionTest, WhatAStepLeavesOutIsFoundByTheCall) {
   const auto backend = Cpu();
   SampledCase list = RandomCase(200, 2, 16, 2, 3);
@@ -288,7 +289,10 @@ TEST(SampledAttentionTest, WhatAStepLeavesOutIsFoundByTheCall) {
     segment.blocks = segment.counts = nullptr;
     std::vector<float> state(5, 0.0f), out(32, NAN);
     state.insert(state.end(), list.state.begin(), list.state.end());
+    const std::vector<float> before = state;
+    std::vector<float> next(state.size(), 0.5f);
     segment.state = state.data();
+    segment.next_state = next.data();
     const SampledSegment segments[] = {{}, segment};
     SampledCounts counts[2], totals = {1, 2, 3};
     SampledAttentionParams params = list.Params(estimator, segments, 2, out.data());
@@ -307,6 +311,12 @@ TEST(SampledAttentionTest, WhatAStepLeavesOutIsFoundByTheCall) {
     EXPECT_EQ(totals.draws, 1 + list.counts.draws);
     EXPECT_EQ(totals.rows, 2 + list.counts.rows);
     EXPECT_EQ(totals.distinct, 3 + list.counts.distinct);
+    EXPECT_EQ(state, before);
+    backend->SampledAttention(params);
+    EXPECT_TRUE(SameBits(expected, out)) << "run again";
+    if (estimator != ValueEstimator::kShared) continue;
+    list.Run(*backend, estimator, 24, 7, /*forced_offset=*/-1, /*keeps_state=*/true);
+    EXPECT_EQ(std::vector<float>(next.begin() + 5, next.end()), list.state);
   }
 }
 

@@ -144,6 +144,7 @@ void ModelDriver::MakeRunner(engine::TransformerWeights weights, bool has_foreca
          .max_slots = options_.host_blocks > 0 ? std::max(2, options_.num_slots) : 0,
          .prefetch = options_.prefetch,
          .copy_ctas = options_.copy_ctas,
+         .values = values_,
          .ordering = options_.ordering},
         kv_.get(), device_transfers_, &clock_);
     AUGUR_CHECK(runner.ok());

@@ -124,4 +124,29 @@ std::vector<Logits> StepTogether(ModelDriver* model, std::vector<ModelDriver::Se
   }
 }
 
+void DrawTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequences, int decodes) {
+  const int batch = static_cast<int>(sequences->size());
+  for (int step = 0;; ++step) {
+    std::vector<ModelDriver::Part> parts;
+    bool done = true;
+    for (int i = 0; i < batch; ++i) {
+      ModelDriver::Sequence& sequence = (*sequences)[i];
+      const int tokens = static_cast<int>(sequence.tokens.size());
+      const int missing = tokens - sequence.computed;
+      if (tokens - sequence.prompt_tokens == decodes) continue;
+      done = false;
+      if (step % 11 == i && missing == 1) continue;  // waits
+      parts.push_back({&sequence, std::min(missing, missing > 1 ? 64 * (1 + i % 2) : 1)});
+    }
+    if (done) return;
+    if (parts.empty()) continue;
+    model->Step(parts);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      ModelDriver::Sequence& sequence = *parts[p].sequence;
+      if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
+      sequence.tokens.push_back(model->sampled()[p]);
+    }
+  }
+}
+
 }  // namespace augur::tests

@@ -47,4 +47,8 @@ Logits AfterAPrefixHit(ModelDriver* model, const std::vector<int32_t>& prompt,
 std::vector<Logits> StepTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequences,
                                  int decodes, int max_rows);
 
+// Likewise, until each has drawn `decodes` tokens, which it keeps; every one waits in a step now
+// and then, so that what was run ahead for it was in vain. `model` may run ahead.
+void DrawTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequences, int decodes);
+
 }  // namespace augur::tests
