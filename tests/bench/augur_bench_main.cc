@@ -83,6 +83,22 @@ void AddAttentionOptions(CLI::App* command, AttentionBenchOptions* options) {
       ->delimiter(',');
 }
 
+void AddSampledOptions(CLI::App* command, TiersBenchOptions* options) {
+  command
+      ->add_option("--values", options->values,
+                   "exact, sampled or both: a run of all batches each, sampled ones from keys "
+                   "whose scores are near normal (tests/bench/synthetic_keys.h)")
+      ->delimiter(',');
+  command->add_option("--samples", options->samples, "draws of a query head");
+  command->add_option("--estimator", options->estimator, "that draws");
+  command->add_option("--value-fetch", options->value_fetch, "auto, rows or whole");
+  command->add_option("--near-spread", options->keys.near_spread,
+                      "of scores in forced blocks, in nats: less draws more distinct rows");
+  command->add_option(
+      "--far-spread", options->keys.far_spread,
+      "in blocks that scores choose: less than in forced ones leaves them less mass");
+}
+
 CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   CLI::App* command = app->add_subcommand("tiers", "decode over a host pool");
   command->add_option("--random-weights", options->random_weights, "a config.json")->required();
@@ -104,6 +120,7 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--residency", options->residency, "tiered, device or auto");
   command->add_option("--device-gb", options->device_gb,
                       "as on a device of so much memory; 0: the whole device");
+  AddSampledOptions(command, options);
   return command;
 }
 

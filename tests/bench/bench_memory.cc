@@ -20,15 +20,22 @@ kernels::BackendArray<std::byte> MakeMemory(kernels::Backend* backend, size_t by
   std::exit(2);
 }
 
-void FillWithRandom(kernels::Backend* backend, std::byte* to, size_t bytes, DType dtype) {
+void StoreNumber(float value, DType dtype, std::byte* to) {
+  if (dtype == DType::kF32) {
+    std::memcpy(to, &value, sizeof(value));
+    return;
+  }
+  const uint16_t narrow =
+      dtype == DType::kF16 ? kernels::F16FromFloat(value) : kernels::BF16FromFloat(value);
+  std::memcpy(to, &narrow, sizeof(narrow));
+}
+
+void FillWithRandom(kernels::Backend* backend, std::byte* to, size_t bytes, DType dtype,
+                    float scale) {
   std::vector<std::byte> piece(std::min(bytes, size_t{32} << 20));
   const size_t element = kernels::BytesOf(dtype);
   for (size_t i = 0; i < piece.size() / element; ++i) {
-    const float value = kernels::RandomWeight(1, i);
-    const uint16_t narrow =
-        dtype == DType::kF16 ? kernels::F16FromFloat(value) : kernels::BF16FromFloat(value);
-    std::memcpy(&piece[i * element],
-                dtype == DType::kF32 ? static_cast<const void*>(&value) : &narrow, element);
+    StoreNumber(scale * kernels::RandomWeight(1, i), dtype, &piece[i * element]);
   }
   for (size_t at = 0; at < bytes; at += piece.size()) {
     backend->Copy(to + at, piece.data(), std::min(piece.size(), bytes - at));

@@ -11,8 +11,12 @@ namespace augur::bench {
 // As BackendArray, where a shortage ends the bench: exit 2 with a line on stderr.
 kernels::BackendArray<std::byte> MakeMemory(kernels::Backend* backend, size_t bytes);
 
-// Random numbers in [-1, 1), the same 32 MiB again and again: zeros would draw less power and run
-// faster. Done when this returns.
-void FillWithRandom(kernels::Backend* backend, std::byte* to, size_t bytes, kernels::DType dtype);
+// An element of dtype.
+void StoreNumber(float value, kernels::DType dtype, std::byte* to);
+
+// Random numbers in [-scale, scale), the same 32 MiB again and again: zeros would draw less power
+// and run faster. Done when this returns.
+void FillWithRandom(kernels::Backend* backend, std::byte* to, size_t bytes, kernels::DType dtype,
+                    float scale = 1.0f);
 
 }  // namespace augur::bench

@@ -35,6 +35,8 @@ struct Bench {
   bool tiered = false;
   engine::LoadedModel model;
   kernels::DType dtype = kernels::DType::kBF16;
+  bool samples = false;  // some run does
+  int threads = 1;       // of the host
 
   std::vector<int32_t> ids;
   std::vector<engine::StepSegment> segments;
@@ -71,6 +73,28 @@ std::optional<engine::CopyQuotaOptions> QuotaOf(const TiersBenchOptions& options
   return engine::CopyQuotaOptions{ctas, ctas};
 }
 
+bool SetValues(const TiersBenchOptions& options, Bench* bench, engine::ValueSettings* values) {
+  const auto estimator = engine::ValueEstimatorNamed(options.estimator);
+  const auto fetch = engine::ValueFetchNamed(options.value_fetch);
+  bool exact = false;
+  for (const std::string& mode : options.values) {
+    if (mode != "exact" && mode != "sampled") {
+      return Refuse(absl::InvalidArgumentError("--values: expected exact or sampled"));
+    }
+    (mode == "sampled" ? bench->samples : exact) = true;
+  }
+  if (!bench->samples) return true;
+  if (!estimator.has_value() || !fetch.has_value()) {
+    return Refuse(absl::InvalidArgumentError("--estimator or --value-fetch: no such name"));
+  }
+  values->sampled = options.values.front() == "sampled";
+  values->request_override = exact;
+  values->estimator = *estimator;
+  values->samples = {options.samples};
+  values->fetch = *fetch;
+  return true;
+}
+
 bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* bench) {
   const auto config = engine::LoadModelConfigFile(options.random_weights);
   if (!config.ok()) return Refuse(config.status());
@@ -104,6 +128,7 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
   engine::AttentionSettings attention =
       SettingsOf(bench->attention.prefill, bench->attention.decode, options.spare_slots);
+  if (!SetValues(options, bench, &attention.values)) return false;
   if (*policy == AttentionPolicy::kInfinigen) {
     attention.infinigen_basis = "random";
   } else {
@@ -120,8 +145,6 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
                                    .driven_reuse = options.reuse});
   if (!loaded.ok()) return Refuse(loaded.status());
   bench->model = *std::move(loaded);
-  const memory::KvPools& pools = bench->model.kv->store()->pools();
-  FillWithRandom(backend, pools.device, layout.frame_bytes() * pools.num_frames, bench->dtype);
   return true;
 }
 
@@ -158,6 +181,9 @@ bool Open(const TiersBenchOptions& options, int batch, Bench* bench) {
     ChooseFirstChannels(store->pools().layout, &kv);
     for (int& blocks : kv.submitted_blocks) blocks = options.context / 64;
     for (int& blocks : kv.landed_blocks) blocks = options.context / 64;
+    if (!bench->samples || !bench->tiered) continue;
+    FillHostKeys(store->pools(), kv, options.context / 64, kBudget.init, kBudget.local,
+                 bench->dtype, options.keys, bench->threads);
   }
   return true;
 }
@@ -222,8 +248,18 @@ double LinkBytesPerSecond(kernels::Backend* backend, const Bench& bench, int cta
   return static_cast<double>(pages) * static_cast<double>(host_page) / seconds;
 }
 
+void FillDevice(kernels::Backend* backend, const TiersBenchOptions& options, const Bench& bench) {
+  const memory::KvPools& pools = bench.model.kv->store()->pools();
+  FillWithRandom(backend, pools.device, pools.layout.frame_bytes() * pools.num_frames, bench.dtype,
+                 bench.samples ? 3.0f * options.keys.near_spread : 1.0f);
+}
+
 struct Counts {
   double chosen = 0, reused = 0, fetched = 0, wait_ns = 0;
+  double page_bytes = 0, key_bytes = 0, value_bytes = 0, row_bytes = 0;
+  double rows = 0, distinct_rows = 0, host_rows = 0;  // of values, that were drawn
+
+  double bytes() const { return page_bytes + key_bytes + value_bytes + row_bytes; }
 };
 
 Counts CountsOf(const memory::ResidencyStats& stats) {
@@ -234,6 +270,14 @@ Counts CountsOf(const memory::ResidencyStats& stats) {
     counts.fetched += static_cast<double>(stats.layers[layer].fetched_blocks);
     counts.wait_ns += static_cast<double>(stats.layers[layer].wait_ns);
   }
+  const auto number = [](const auto& counter) { return static_cast<double>(counter); };
+  counts.page_bytes = number(stats.page_bytes);
+  counts.key_bytes = number(stats.key_bytes);
+  counts.value_bytes = number(stats.value_bytes);
+  counts.row_bytes = number(stats.row_bytes);
+  counts.rows = number(stats.sampled_rows);
+  counts.distinct_rows = number(stats.sampled_distinct_rows);
+  counts.host_rows = number(stats.host_rows);
   return counts;
 }
 
@@ -251,8 +295,10 @@ double DeviceBytes(const TiersBenchOptions& options, const Bench& bench, int bat
     // The query weights of all layers but the first are read a second time.
     weights += element * (config.num_layers - 1.0) * config.hidden_size * config.q_width();
   }
+  // Sampled rows are not counted: a floor.
+  const double halves = bench.attention.values.sampled ? 1 : 2;
   const double pages =
-      2 * width * 64 * (selects ? std::min<double>(kBudget.top_k, blocks) : blocks);
+      halves * width * 64 * (selects ? std::min<double>(kBudget.top_k, blocks) : blocks);
   return weights + batch * (keys + pages);
 }
 
@@ -265,11 +311,29 @@ struct Case {
   double link = 0;  // bytes a second
 };
 
+// What a step's copies were, and how many rows of values a token has drawn in each layer.
+void AddDrawn(const Case& about, int batch, int steps, const Counts& before, const Counts& counts,
+              const Bench& bench, BenchRecord* record) {
+  const double tokens = double(batch) * steps * bench.config.num_layers;
+  const double q_heads = tokens * bench.config.num_q_heads;
+  const double kv_heads = tokens * bench.config.num_kv_heads;
+  record->Add("estimator", about.options.estimator)
+      .Add("samples", int64_t{about.options.samples})
+      .Add("value_fetch", about.options.value_fetch)
+      .Add("near_spread", static_cast<double>(about.options.keys.near_spread))
+      .Add("far_spread", static_cast<double>(about.options.keys.far_spread))
+      .Add("page_mb", (counts.page_bytes - before.page_bytes) / steps / 1e6)
+      .Add("key_mb", (counts.key_bytes - before.key_bytes) / steps / 1e6)
+      .Add("value_mb", (counts.value_bytes - before.value_bytes) / steps / 1e6)
+      .Add("row_mb", (counts.row_bytes - before.row_bytes) / steps / 1e6)
+      .Add("rows_a_q_head", (counts.rows - before.rows) / q_heads)
+      .Add("rows_a_kv_head", (counts.distinct_rows - before.distinct_rows) / kv_heads)
+      .Add("host_rows_a_kv_head", (counts.host_rows - before.host_rows) / kv_heads);
+}
+
 // Runs `steps` steps of a batch, the last of which ends at `*position`, and prints them.
 void Measure(const Case& about, int batch, int steps, int window, int* position, Bench* bench) {
   const memory::ResidencyStats& stats = *bench->model.kv->stats();
-  const double page =
-      static_cast<double>(bench->model.kv->store()->pools().layout.host_page_bytes());
   const auto* runner = dynamic_cast<const engine::DeviceRunner*>(bench->model.runner.get());
   const Counts before = CountsOf(stats);
   double ctas = 0;
@@ -284,13 +348,14 @@ void Measure(const Case& about, int batch, int steps, int window, int* position,
   const double step = seconds / steps;
   const double bytes = DeviceBytes(options, *bench, batch);
   const double device_ms = bytes / about.ceilings.read_bytes_per_second(bytes) * 1e3;
-  const double fetched = (counts.fetched - before.fetched) / steps;
+  const double moved = (counts.bytes() - before.bytes()) / steps;
   const double chosen = counts.chosen - before.chosen;
   BenchRecord record(about.context, "tiers");
   record.Add("model", options.random_weights.substr(options.random_weights.rfind('/') + 1))
       .Add("policy", options.policy)
       .Add("residency", options.residency)
       .Add("host_dtype", options.host_dtype)
+      .Add("values", bench->attention.values.sampled ? "sampled" : "exact")
       .Add("prefetch", int64_t{options.prefetch})
       .Add("spare_slots", int64_t{options.spare_slots})
       .Add("device_gb", options.device_gb)
@@ -303,13 +368,15 @@ void Measure(const Case& about, int batch, int steps, int window, int* position,
       .Add("device_floor_ms", device_ms);
   if (bench->tiered) {
     record.Add("reuse", chosen > 0 ? (counts.reused - before.reused) / chosen : 0.0)
-        .Add("fetched_mb", fetched * page / 1e6)
-        .Add("link_floor_ms", fetched * page / about.link * 1e3)
+        .Add("fetched_mb", moved / 1e6)
+        .Add("link_floor_ms", moved / about.link * 1e3)
         .Add("link_gb_per_s", about.link / 1e9)
         .Add("wait_ms", (counts.wait_ns - before.wait_ns) / steps / 1e6)
         .Add("copy_ctas", about.copy_ctas)
         .Add("ctas_per_step", ctas / steps);
   }
+  if (bench->attention.values.sampled)
+    AddDrawn(about, batch, steps, before, counts, *bench, &record);
   record.Print();
 }
 
@@ -344,6 +411,7 @@ bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
     }
   }
   Bench bench;
+  bench.threads = context.threads;
   if (!Load(backend, options, &bench)) return false;
   auto* const runner = dynamic_cast<engine::DeviceRunner*>(bench.model.runner.get());
   for (const std::string& copy_ctas : options.copy_ctas) {
@@ -352,8 +420,12 @@ bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
       if (const absl::Status set = runner->SetCopyCtas(quota); !set.ok()) return Refuse(set);
     }
     const double link = bench.tiered ? LinkBytesPerSecond(backend, bench, quota.max_ctas) : 0;
+    FillDevice(backend, options, bench);  // behind what has measured the link
     const Case about{context, options, ceilings, copy_ctas, link};
-    for (const int batch : options.batches) RunBatch(about, batch, &bench);
+    for (const std::string& mode : options.values) {
+      bench.attention.values.sampled = mode == "sampled";
+      for (const int batch : options.batches) RunBatch(about, batch, &bench);
+    }
   }
   return true;
 }

@@ -2,6 +2,9 @@
 // do: policies, prefetch, spare slots and re-use of blocks from token to token. Histories are made
 // up: the pools' bytes are random on the device and zero on the host, and which blocks a token
 // chooses is drawn (kernels/ops/drive_choice.h), though scores are computed as ever.
+//
+// Sampled values draw from real scores of made-up keys (synthetic_keys.h): the host's are then
+// random, too.
 #pragma once
 
 #include <string>
@@ -10,6 +13,7 @@
 #include "kernels/backend.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/synthetic_keys.h"
 
 namespace augur::bench {
 
@@ -32,6 +36,12 @@ struct TiersBenchOptions {
   std::string residency = "tiered";  // or device; auto: on the device, beside a host pool
   double device_gb = 0;              // weights, 2.2 GB of buffers and the pool; 0: the whole device
   std::string host_dtype = "same";   // of host pages; or fp8
+  // Each is a run of all batches: exact, or sampled. Both: one deployment whose requests may say.
+  std::vector<std::string> values = {"exact"};
+  int samples = 128;  // draws of a query head
+  std::string estimator = "proportional";
+  std::string value_fetch = "auto";  // or rows, whole
+  SyntheticKeys keys = {};           // where something samples
 };
 
 // False, with a line on stderr, when the model cannot be loaded. Batches that the pools are too
