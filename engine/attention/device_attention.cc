@@ -74,6 +74,7 @@ absl::Status DeviceAttention::Allocate() {
   reserve(1, &granted_);
   reserve(has_halves() ? rows * heads * stride_ : 0, &entry_rows_);
   reserve(draws_values() ? 1 : 0, &sampled_totals_);
+  reserve(options_.driven.by_law ? layers * stacks_layer() : 0, &stacks_);
   const bool infinigen = has_infinigen();
   reserve(infinigen ? layers * basis_layer() : 0, &basis_);
   const int runs = kernels::SumRuns(options_.max_rows, options_.max_segments);
@@ -98,6 +99,8 @@ absl::Status DeviceAttention::Allocate() {
   }
   const SampledTotals no_values;
   if (draws_values()) backend_->Copy(sampled_totals_.data(), &no_values, sizeof(no_values));
+  const std::vector<int32_t> anew(stacks_.size());
+  if (!anew.empty()) backend_->Copy(stacks_.data(), anew.data(), anew.size() * sizeof(int32_t));
   if (has_infinigen()) UploadBasis();
   backend_->Synchronize();
   return absl::OkStatus();
@@ -433,7 +436,14 @@ void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* seg
   scores.rows = rows_;
   scores.max_blocks = max_blocks_;
   backend->SelectBlocks(scores);
-  if (options_.driven_reuse < 0.0f) return;
+  Drive(backend, segments, num_segments, phase, layer);
+}
+
+void DeviceAttention::Drive(Backend* backend, const kernels::SelectSegment* segments,
+                            int num_segments, PhaseIndex phase, int layer) {
+  if (options_.driven.reuse < 0.0f) return;
+  Selection& selection = SelectionOf(layer);
+  const bool by_law = options_.driven.by_law && phase == kDecodeRows;
   backend->DriveChoice({.segments = segments,
                         .num_segments = num_segments,
                         .max_rows = phase == kDecodeRows ? 1 : rows_,
@@ -442,7 +452,10 @@ void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* seg
                         .counts = selection.counts.data(),
                         .selection_stride = stride_,
                         .layer = layer,
-                        .reuse = options_.driven_reuse});
+                        .reuse = options_.driven.reuse,
+                        .stacks = by_law ? stacks_.data() + layer * stacks_layer() : nullptr,
+                        .stack_stride = stack_stride(),
+                        .law = options_.driven.law});
 }
 
 void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer, int64_t offset) {

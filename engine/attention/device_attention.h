@@ -66,10 +66,9 @@ struct DeviceAttentionOptions {
   int max_segments = 0;
   int max_top_k = 0;  // of any request; 0: all attention is dense
   bool prefetch = true;
-  int copy_ctas = 4;  // that fetch, at most: granted_ctas says how many of them do
-  // For benches: tokens choose at random with this re-use, scores or not; below 0: no.
-  float driven_reuse = -1.0f;
-  OrderingFault ordering = {};  // for tests
+  int copy_ctas = 4;                  // that fetch, at most: granted_ctas says how many of them do
+  kernels::DrivenChoice driven = {};  // for benches
+  OrderingFault ordering = {};        // for tests
   int row_stride = 0;  // floats of a qkv row: q, k, v, then Forecast heads as in layer_worker.h
   float attention_scale = 1.0f;
   RopeAngles rope = {};
@@ -394,6 +393,13 @@ class DeviceAttention {
   int64_t basis_layer() const { return int64_t{options_.kv_width()} * options_.head_dim; }
   int vector_width() const { return options_.num_kv_heads * options_.num_channels(); }
 
+  void Drive(kernels::Backend* backend, const kernels::SelectSegment* segments, int num_segments,
+             PhaseIndex phase, int layer);
+  int stack_stride() const { return kernels::kStackHead + tables_->options().max_blocks; }
+  int64_t stacks_layer() const {
+    return int64_t{2} * options_.max_segments * options_.num_kv_heads * stack_stride();
+  }
+
   kernels::Backend* const backend_;
   const DeviceAttentionOptions options_;
   SequenceTables* const tables_;
@@ -427,6 +433,7 @@ class DeviceAttention {
   kernels::BackendArray<kernels::PlacementCounts> placement_;
   kernels::BackendArray<int64_t> stamps_;
   kernels::BackendArray<int32_t> granted_;
+  kernels::BackendArray<int32_t> stacks_;  // [layers][stacks_layer], of choices drawn by a law
 
   kernels::BackendArray<int32_t> entry_rows_;  // [max_rows][kv heads][stride]: rows of values
   kernels::BackendArray<SampledTotals> sampled_totals_;

@@ -210,6 +210,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
   SelectNow(layer, qkv);
   residency_.WaitForLayer(layer);
   MeasureRecall(layer, qkv);
+  if (observer_ != nullptr) ShowChoices(layer);
   SampleQueries(layer, qkv);
   Attend(layer, qkv, attended);
   WriteBehind(layer);
@@ -482,7 +483,7 @@ void LayerWorker::Request(int layer, TransferKind kind) {
 void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   if (options_.recall_every == 0 || step_ % options_.recall_every != 0 || layer == 0) return;
   const auto measured = [&](const Piece& piece) {
-    return ChoosesAhead(piece, layer) && piece.policy == AttentionPolicy::kForecast;
+    return piece.policy == AttentionPolicy::kForecast && piece.rows.num_rows == 1;
   };
   Select(layer, measured, AttentionPolicy::kSparse, qkv, options_.row_stride(), &recall_);
   uint64_t found = 0, wanted = 0;
@@ -504,6 +505,17 @@ void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   }
   stats_->layers[layer].recall_found += found;
   stats_->layers[layer].recall_wanted += wanted;
+}
+
+void LayerWorker::ShowChoices(int layer) {
+  for (const Piece& piece : pieces_) {
+    for (int i = 0; piece.selects() && i < piece.rows.num_rows; ++i) {
+      const int row = piece.rows.first_row + i;
+      for (int head = 0; head < options_.num_kv_heads; ++head) {
+        observer_->ObserveChoice(layer, row, head, chosen(layer, row, head));
+      }
+    }
+  }
 }
 
 std::span<const int32_t> LayerWorker::chosen(int layer, int row, int kv_head) const {

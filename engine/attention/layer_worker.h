@@ -48,6 +48,10 @@ class AttentionObserver {
   // made of, [rows, hidden]. Valid for the call.
   virtual void Observe(int layer, int rows, const float* qkv, int row_stride,
                        const float* input) = 0;
+  // What a row of the step attends to in the layer, ascending, forced blocks among them; not told
+  // of rows under dense attention. After Observe, rows in order. Valid for the call.
+  virtual void ObserveChoice(int /*layer*/, int /*row*/, int /*kv_head*/,
+                             std::span<const int32_t> /*blocks*/) {}
 };
 
 // NOSA: a bias on the logits of every key, and a choice of blocks in two stages.
@@ -175,6 +179,7 @@ class LayerWorker {
   void SelectAhead(int layer);
   void Request(int layer, memory::TransferKind kind);
   void MeasureRecall(int layer, const float* qkv);
+  void ShowChoices(int layer);
 
   // layer_eviction.cc
   bool has_biases() const { return !options_.eviction.weights.empty(); }

@@ -132,7 +132,7 @@ absl::Status DeviceRunner::CreateAttention() {
                                .max_top_k = std::min(options_.max_top_k, max_blocks_),
                                .prefetch = options_.prefetch,
                                .copy_ctas = options_.copy_ctas.max_ctas,
-                               .driven_reuse = options_.driven_reuse,
+                               .driven = options_.driven,
                                .ordering = options_.ordering,
                                .row_stride = layers_->qkv_stride(),
                                .attention_scale = config_.attention_scale(),

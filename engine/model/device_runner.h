@@ -60,10 +60,10 @@ struct DeviceRunnerOptions {
   int max_slots = 0;          // of a tiered sequence's groups; 0: nothing is tiered
   bool resident = true;       // sequences may live on the device
   bool prefetch = true;
-  CopyQuotaOptions copy_ctas = {};  // that fetch pages in a step
-  float driven_reuse = -1.0f;       // see DeviceAttentionOptions
-  ValueSampling values = {};        // not offered: no request samples
-  OrderingFault ordering = {};      // for tests
+  CopyQuotaOptions copy_ctas = {};    // that fetch pages in a step
+  kernels::DrivenChoice driven = {};  // for benches
+  ValueSampling values = {};          // not offered: no request samples
+  OrderingFault ordering = {};        // for tests
 };
 
 // A decode-only step of `rows` sequences runs as one of this many; all up to max_segments have a

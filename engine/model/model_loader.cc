@@ -251,7 +251,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
          .resident = residency != ResidencyMode::kTiered,
          .prefetch = options.kv.prefetch,
          .copy_ctas = options.kv.copy_ctas,
-         .driven_reuse = options.driven_reuse,
+         .driven = options.driven,
          .values = shape.values},
         kv, transfers, clock);
   }

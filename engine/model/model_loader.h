@@ -51,7 +51,7 @@ struct ModelOptions {
   int compute_threads = 1;  // of the backend, for what is counted
   int max_batch = 32;
   int max_batched_tokens = 512;
-  float driven_reuse = -1.0f;  // for benches, on a device: see DeviceAttentionOptions
+  kernels::DrivenChoice driven = {};  // for benches, on a device
 };
 
 struct LoadedModel {

@@ -14,6 +14,7 @@
 #include "tests/bench/linear_bench.h"
 #include "tests/bench/matmul_bench.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/reuse_bench.h"
 #include "tests/bench/tiers_bench.h"
 #include "tests/bench/transfer_bench.h"
 #include "tests/bench/value_bench.h"
@@ -35,6 +36,7 @@ struct Options {
                           .contexts = {256, 1024, 4096}};
   AttentionBenchOptions attention;
   LinearBenchOptions linear;
+  ReuseBenchOptions reuse;
   TiersBenchOptions tiers;
   TransferBenchOptions transfers;
   ValueBenchOptions values;
@@ -99,13 +101,41 @@ void AddSampledOptions(CLI::App* command, TiersBenchOptions* options) {
       "in blocks that scores choose: less than in forced ones leaves them less mass");
 }
 
+CLI::App* AddReuseCommand(CLI::App* app, ReuseBenchOptions* options) {
+  CLI::App* command =
+      app->add_subcommand("reuse", "which blocks successive tokens choose, on a CPU");
+  command->add_option("--model", options->folder, "model folder");
+  command->add_option("--forecast-heads", options->forecast_heads,
+                      "file; unset: the folder's forecast.safetensors");
+  command->add_option("--text", options->texts, "files: read as they stand, and around facts")
+      ->required();
+  command->add_option("--policies", options->policies, "sparse, forecast")->delimiter(',');
+  command->add_option("--tasks", options->tasks, "of augur-eval")->delimiter(',');
+  command->add_option("--length", options->length, "tokens of a sequence")
+      ->check(CLI::Range(1024, 1 << 20));
+  command->add_option("--steps", options->steps, "tokens of a sequence of text that count");
+  command->add_option("--history", options->history, "tokens before the first that counts");
+  command->add_option("--sequences", options->sequences, "of text, at most");
+  command->add_option("--documents", options->documents, "of each task");
+  command->add_option("--questions", options->questions, "of a document");
+  command->add_option("--top-k-blocks", options->top_k_blocks, "0: the model's");
+  command->add_option("--spare-slots", options->spares, "of a group, counted beside each other")
+      ->delimiter(',');
+  command->add_option("--out", options->out, "the law, for tiers --reuse-law");
+  return command;
+}
+
 CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   CLI::App* command = app->add_subcommand("tiers", "decode over a host pool");
   command->add_option("--random-weights", options->random_weights, "a config.json")->required();
   command->add_option("--batches", options->batches, "batch sizes")->delimiter(',');
   command->add_option("--context", options->context, "tokens behind each sequence");
   command->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 1500));
-  command->add_option("--reuse", options->reuse, "share of chosen blocks that stay; -1: by scores");
+  command->add_option("--reuse", options->reuse,
+                      "share of chosen blocks that stay; -1: by scores; natural: as measured");
+  command->add_option("--others", options->others, "new blocks: alike, or law, as measured");
+  command->add_option("--reuse-law", options->reuse_law, "file of `augur-bench reuse --out`");
+  command->add_option("--reuse-source", options->reuse_source, "of the law: text or tasks");
   command->add_option("--spare-slots", options->spare_slots, "of each group");
   command->add_option("--host-dtype", options->host_dtype, "of host pages: same or fp8");
   command->add_option("--copy-ctas", options->copy_ctas, "that fetch: numbers, or auto")
@@ -152,6 +182,7 @@ int Main(int argc, char** argv) {
   CLI::App* linear = app.add_subcommand("linear", "matrix products of 8B models, on CUDA");
   CLI::App* ceilings = app.add_subcommand("ceilings", "what a CUDA device can do at best");
   CLI::App* transfers = AddTransferCommand(&app, &options.transfers);
+  CLI::App* reuse = AddReuseCommand(&app, &options.reuse);
   CLI::App* tiers = AddTiersCommand(&app, &options.tiers);
   CLI::App* values = app.add_subcommand("values", "error of sampled attention on a model's values");
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
@@ -171,10 +202,12 @@ int Main(int argc, char** argv) {
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
   options.backend.threads = context.threads;
+  if (*reuse) options.backend.device = "cpu";
   if (*linear || *ceilings) options.backend.device = "cuda";
   const std::unique_ptr<kernels::Backend> backend = MakeBenchBackend(options.backend);
   if (backend == nullptr) return kExitNoDevice;
   context.backend = backend->Describe();
+  if (*reuse) return RunReuseBench(backend.get(), context, options.reuse) ? 0 : kExitBadCase;
   const Ceilings limits = CeilingsOf(backend.get(), context);
   if (*linear) {
     RunLinearBench(backend.get(), context, options.linear);

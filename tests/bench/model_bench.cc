@@ -57,7 +57,7 @@ class BenchModel {
                                      .attention = AttentionOf(*policy),
                                      .max_batch = max_sequences,
                                      .max_batched_tokens = max_rows,
-                                     .driven_reuse = options.reuse});
+                                     .driven = {.reuse = options.reuse}});
     if (!loaded.ok()) return Refuse(loaded.status());
     model->backend_ = backend;
     model->dtype = loaded->info.dtype;

@@ -15,13 +15,16 @@
 #include "kernels/check.h"
 #include "tests/bench/bench_attention.h"
 #include "tests/bench/bench_memory.h"
+#include "tests/bench/reuse_bench.h"
 
 namespace augur::bench {
 namespace {
 
 using engine::AttentionPolicy;
 
+// Before the timed steps; with spare slots more, so that those are full, too.
 constexpr int kWarmSteps = 8;
+constexpr int kSpareWarmSteps = 32;
 // What a device of --device-gb keeps for embeddings, activations, workspaces and the runtime.
 constexpr double kBufferBytes = 2.2e9;
 constexpr int kPromptTokens = 1;
@@ -32,6 +35,7 @@ struct Bench {
   engine::ModelConfig config;
   memory::SteadyClock clock;
   engine::AttentionChoice attention;
+  kernels::DrivenChoice driven;
   bool tiered = false;
   engine::LoadedModel model;
   kernels::DType dtype = kernels::DType::kBF16;
@@ -95,6 +99,26 @@ bool SetValues(const TiersBenchOptions& options, Bench* bench, engine::ValueSett
   return true;
 }
 
+// Nothing, with a line on stderr, where re-use or law are none.
+std::optional<kernels::DrivenChoice> DrivenOf(const TiersBenchOptions& options) {
+  const bool natural = options.reuse == "natural";
+  kernels::DrivenChoice driven;
+  if (natural || options.others == "law") {
+    const auto law = ReadReuseLaw(options.reuse_law, options.reuse_source);
+    if (!law.has_value()) return std::nullopt;
+    driven = *law;
+    if (natural) return driven;
+  } else if (options.others != "alike") {
+    Refuse(absl::InvalidArgumentError("--others: expected alike or law"));
+    return std::nullopt;
+  }
+  const char* const end = options.reuse.data() + options.reuse.size();
+  const auto [stopped, error] = std::from_chars(options.reuse.data(), end, driven.reuse);
+  if (error == std::errc() && stopped == end && driven.reuse <= 1) return driven;
+  Refuse(absl::InvalidArgumentError("--reuse: expected a share or natural"));
+  return std::nullopt;
+}
+
 bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* bench) {
   const auto config = engine::LoadModelConfigFile(options.random_weights);
   if (!config.ok()) return Refuse(config.status());
@@ -125,6 +149,9 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
     kv.device_bytes = static_cast<int64_t>(pool);
   }
   kv.prefetch = options.prefetch;
+  const auto driven = DrivenOf(options);
+  if (!driven.has_value()) return false;
+  bench->driven = *driven;
   kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
   engine::AttentionSettings attention =
       SettingsOf(bench->attention.prefill, bench->attention.decode, options.spare_slots);
@@ -142,7 +169,7 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
                                    .attention = attention,
                                    .max_batch = most,
                                    .max_batched_tokens = most + 64,
-                                   .driven_reuse = options.reuse});
+                                   .driven = bench->driven});
   if (!loaded.ok()) return Refuse(loaded.status());
   bench->model = *std::move(loaded);
   return true;
@@ -361,7 +388,8 @@ void Measure(const Case& about, int batch, int steps, int window, int* position,
       .Add("device_gb", options.device_gb)
       .Add("context", int64_t{options.context})
       .Add("batch", int64_t{batch})
-      .Add("reuse_asked", static_cast<double>(options.reuse));
+      .Add("reuse_asked", static_cast<double>(bench->driven.reuse))
+      .Add("others", bench->driven.by_law ? "law of " + options.reuse_source : "alike");
   if (window >= 0) record.Add("window", int64_t{window});
   record.Add("ms_per_step", step * 1e3)
       .Add("tokens_per_s", batch / step)
@@ -394,7 +422,8 @@ void RunBatch(const Case& about, int batch, Bench* bench) {
       Measure(about, batch, options.window, window, &position, bench);
     }
   } else {
-    for (int i = 0; i < kWarmSteps; ++i) Step(batch, position++, bench);
+    const int warm = options.spare_slots > 0 ? kSpareWarmSteps : kWarmSteps;
+    for (int i = 0; i < warm; ++i) Step(batch, position++, bench);
     Measure(about, batch, options.steps, /*window=*/-1, &position, bench);
   }
   Close(batch, bench);

@@ -22,7 +22,13 @@ struct TiersBenchOptions {
   std::vector<int> batches = {1, 4, 8};
   int context = 131072;  // tokens behind each sequence; a multiple of 64
   int steps = 256;       // timed, after some that fill the slots
-  float reuse = 0.8f;    // of chosen blocks; below 0: what scores choose
+  // Share of chosen blocks that stay: a number, below 0: what scores choose; natural: as measured.
+  std::string reuse = "0.8";
+  // What the others are: alike (any candidate) or law (of stack distances, as measured; natural
+  // re-use has no other).
+  std::string others = "alike";
+  std::string reuse_law = "tests/bench/shapes/demo-9m-reuse.json";  // of `augur-bench reuse --out`
+  std::string reuse_source = "text";                                // or tasks
   int spare_slots = 0;
   // Each is a run of all batches: a number, or "auto" within the bounds.
   std::vector<std::string> copy_ctas = {"4"};
