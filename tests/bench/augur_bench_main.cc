@@ -202,7 +202,6 @@ int Main(int argc, char** argv) {
 
   if (*transfers) return RunTransferBench(context, options.transfers) ? 0 : kExitBadCase;
   options.backend.threads = context.threads;
-  if (*reuse) options.backend.device = "cpu";
   if (*linear || *ceilings) options.backend.device = "cuda";
   const std::unique_ptr<kernels::Backend> backend = MakeBenchBackend(options.backend);
   if (backend == nullptr) return kExitNoDevice;

@@ -286,6 +286,7 @@ bool Refuse(const std::string& message) {
 
 bool RunReuseBench(kernels::Backend* backend, const BenchContext& context,
                    const ReuseBenchOptions& options) {
+  if (backend->IsDevice()) return Refuse("reuse: runs on --device cpu alone");
   Bench bench;
   const absl::Status loaded = Load(backend, options, &bench);
   if (!loaded.ok()) return Refuse(std::string(loaded.message()));
