@@ -12,4 +12,9 @@ void Backend::SampleQueries(const SampleQueriesParams&) {
   AUGUR_CHECK(!"sampled queries on this backend");
 }
 
+TrainingOps* Backend::training_ops() {
+  AUGUR_CHECK(!"training on this backend");
+  return nullptr;
+}
+
 }  // namespace augur::kernels

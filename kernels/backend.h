@@ -57,6 +57,8 @@ enum class Lane {
 };
 inline constexpr int kNumLanes = 3;
 
+class TrainingOps;  // training_ops.h
+
 // Ops recorded by Backend::Record, to be run again and again.
 class StepGraph {
  public:
@@ -125,6 +127,9 @@ class Backend {
   virtual void ListPageCopies(const ListPageCopiesParams& params) = 0;
   virtual void CopyPages(const PageCopyParams& params) = 0;
   virtual void Stamp(const StampParams& params) = 0;
+
+  // In order with the others; made when first asked for, and outlived by this.
+  virtual TrainingOps* training_ops();
 
   // Orders of ops beside this one, so that copies and what chooses them run while the ops of this
   // order compute. On a lane only selection's ops, CopyPages and its lists, Copy, Mark, Passed and

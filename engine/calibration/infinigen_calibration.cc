@@ -107,9 +107,11 @@ absl::Status CalibrateInfinigen(const CalibrationOptions& options) {
   }
   const auto backend = kernels::MakeCpuBackend({.num_threads = options.threads});
   const memory::SteadyClock clock;
-  AUGUR_ASSIGN_OR_RETURN(LoadedModel model,
-                         LoadObservedModel(options.model, options.tokens, options.threads,
-                                           kernels::DType::kF32, backend.get(), &clock));
+  AUGUR_ASSIGN_OR_RETURN(ObservedModel model, LoadObservedModel({.folder = options.model,
+                                                                 .tokens = options.tokens,
+                                                                 .threads = options.threads,
+                                                                 .kv_dtype = kernels::DType::kF32},
+                                                                backend.get(), &clock));
   AUGUR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadTokens(options, *model.tokenizer));
   QueryMoments moments(config);
   ObservePrompt(tokens, /*choice=*/{}, &model, &moments, [](int, int) {});

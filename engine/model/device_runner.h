@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/copy_grants.h"
 #include "engine/attention/device_attention.h"
+#include "engine/attention/device_observer.h"
 #include "engine/model/model_config.h"
 #include "engine/model/sampling_options.h"
 #include "engine/model/sequence_tables.h"
@@ -88,6 +89,11 @@ class DeviceRunner final : public ModelRunner {
     rules_state_->Remove(kv->id);
   }
   int64_t waited_ns() const override { return waited_ns_; }
+
+  const TransformerLayers& layers() const { return *layers_; }
+  // For training; null: nobody. It sees steps that are not recorded ones, of which a prompt's are
+  // none. What nobody waits for of its last layer is then not computed.
+  void set_observer(DeviceObserver* observer) { observer_ = observer; }
 
   // Logits of the last Run: one row of vocab_size for each segment that wanted a token, in order.
   // Copies; for tests, without run_ahead.
@@ -245,6 +251,7 @@ class DeviceRunner final : public ModelRunner {
   std::unique_ptr<DeviceAttention> attention_;
   std::unique_ptr<SpillQueue> spills_;  // null: nothing is tiered
   std::unique_ptr<LogitState> rules_state_;
+  DeviceObserver* observer_ = nullptr;
   int64_t waited_ns_ = 0;
   int64_t rows_foreseen_ = 0;
   int sampled_ = 0;  // rows of the last Run

@@ -3,9 +3,9 @@
 #include <Eigen/Core>
 #include <algorithm>
 
-#include "engine/training/forecast_loss.h"
 #include "engine/training/training_draw.h"
 #include "kernels/check.h"
+#include "kernels/cpu/forecast_loss.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 
@@ -15,6 +15,9 @@ namespace {
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixView = Eigen::Map<const Matrix>;
 using Vector = Eigen::VectorXf;
+
+using kernels::ChooseFreeBlocks, kernels::FreeBlocks, kernels::FreeBlocksAt, kernels::PartitionedKl,
+    kernels::Softmax, kernels::WindowsOf;
 
 // (a, b) of each pair by +angle, or back by `direction` -1: the transpose of the rotation.
 void Rotate(float* head, int head_dim, const float* cos, const float* sin, float direction) {
@@ -53,6 +56,22 @@ void LayerTally::Add(const LayerTally& other) {
   choices += other.choices;
 }
 
+void ListComparedRows(int num_tokens, uint64_t seed, const ForecastPassOptions& options,
+                      std::vector<int32_t>* compared) {
+  compared->clear();
+  const int stride = options.row_stride;
+  for (int first = 0; first < num_tokens; first += stride) {
+    const int draw = static_cast<int>(
+        TrainingDraw(TrainingPurpose::kComparedRow, seed, static_cast<uint32_t>(first), 0) %
+        static_cast<uint32_t>(stride));
+    const int position = first + draw;
+    if (position >= num_tokens) continue;
+    if (kernels::FreeBlocksAt(position, options.budget).candidates() > 0) {
+      compared->push_back(position);
+    }
+  }
+}
+
 ForecastPass::ForecastPass(const ModelConfig& config, const ForecastPassOptions& options,
                            kernels::ThreadPool* pool)
     : config_(config),
@@ -78,16 +97,7 @@ void ForecastPass::BeginSequence(int num_tokens, uint64_t seed, const ForecastMa
   AUGUR_CHECK(num_tokens <= options_.max_tokens);
   heads_ = heads;
   gradients_ = gradients;
-  compared_.clear();
-  const int stride = options_.row_stride;
-  for (int first = 0; first < num_tokens; first += stride) {
-    const int draw = static_cast<int>(
-        TrainingDraw(TrainingPurpose::kComparedRow, seed, static_cast<uint32_t>(first), 0) %
-        static_cast<uint32_t>(stride));
-    const int position = first + draw;
-    if (position >= num_tokens) continue;
-    if (FreeBlocksAt(position, options_.budget).candidates() > 0) compared_.push_back(position);
-  }
+  ListComparedRows(num_tokens, seed, options_, &compared_);
   std::fill(tallies_.begin(), tallies_.end(), LayerTally());
 }
 

@@ -20,6 +20,7 @@
 #include "engine/training/forecast_matrices.h"
 #include "kernels/cpu/forecast_teacher.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/ops/forecast_loss.h"
 #include "kernels/ops/select_blocks.h"
 
 namespace augur::engine {
@@ -45,6 +46,11 @@ struct LayerTally {
   double mean_loss() const { return rows == 0 ? 0 : loss / static_cast<double>(rows); }
   double mean_recall() const { return choices == 0 ? 0 : recall / static_cast<double>(choices); }
 };
+
+// Positions of a sequence that are compared, ascending: one of each row_stride, drawn by `seed`,
+// where there are free blocks to choose.
+void ListComparedRows(int num_tokens, uint64_t seed, const ForecastPassOptions& options,
+                      std::vector<int32_t>* compared);
 
 class ForecastPass final : public AttentionObserver {
  public:

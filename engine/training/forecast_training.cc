@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "engine/model/observed_prompt.h"
-#include "engine/model/transformer_runner.h"
-#include "engine/training/forecast_loss.h"
+#include "absl/strings/strip.h"
+#ifdef AUGUR_HAS_CUDA
+#include "kernels/cuda/make_cuda_backend.h"
+#endif
 #include "kernels/kv_page.h"
+#include "kernels/ops/forecast_loss.h"
 #include "memory/base/status_macros.h"
 
 namespace augur::engine {
@@ -16,6 +19,29 @@ namespace {
 // Which rows of a held-out sequence are compared is the same in every run of a seed.
 constexpr uint64_t kHeldOut = uint64_t{1} << 63;
 
+// A backend for cpu or cuda:N.
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeTrainingBackend(
+    const ForecastTrainingOptions& options) {
+  if (options.device == "cpu") return kernels::MakeCpuBackend({.num_threads = options.threads});
+  [[maybe_unused]] int device = 0;
+  absl::string_view name = options.device;
+  const bool is_cuda = name == "cuda" || (absl::ConsumePrefix(&name, "cuda:") &&
+                                          absl::SimpleAtoi(name, &device) && device >= 0);
+  if (!is_cuda) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: expected cpu, cuda or cuda:N, found ", options.device));
+  }
+#ifdef AUGUR_HAS_CUDA
+  std::string error;
+  auto backend = kernels::MakeCudaBackend({.device = device}, &error);
+  if (backend != nullptr) return backend;
+  return absl::FailedPreconditionError(absl::StrCat("--device ", options.device, ": ", error));
+#else
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device: this build has cpu alone, found ", options.device));
+#endif
+}
+
 double MeanOver(const std::vector<LayerTally>& layers, double (LayerTally::*of)() const) {
   double sum = 0;
   for (const LayerTally& layer : layers) sum += (layer.*of)();
@@ -23,7 +49,7 @@ double MeanOver(const std::vector<LayerTally>& layers, double (LayerTally::*of)(
 }
 
 absl::Status CheckLength(int length, const kernels::SelectionBudget& budget) {
-  if (FreeBlocksAt(length - 1, budget).is_choice()) return absl::OkStatus();
+  if (kernels::FreeBlocksAt(length - 1, budget).is_choice()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--length: expected more than ", budget.top_k * kernels::kBlockTokens,
                    " tokens (top_k_blocks ", budget.top_k, " of ", kernels::kBlockTokens,
@@ -60,13 +86,21 @@ absl::Status ForecastTraining::Load() {
                          ResolveAttention(options_.budget, config_.sparse));
   budget_ = attention.choice.budget;
   AUGUR_RETURN_IF_ERROR(CheckLength(options_.length, budget_));
-  backend_ = kernels::MakeCpuBackend({.num_threads = options_.threads});
-  AUGUR_ASSIGN_OR_RETURN(model_,
-                         LoadObservedModel(options_.model, options_.length, options_.threads,
-                                           options_.kv_dtype, backend_.get(), &clock_));
-  const TransformerLayers& layers =
-      static_cast<const TransformerRunner*>(model_->runner.get())->layers();
-  const RopeAngles& rope = layers.rope();
+  AUGUR_ASSIGN_OR_RETURN(backend_, MakeTrainingBackend(options_));
+  std::optional<kernels::DType> kv_dtype = options_.kv_dtype;
+  if (!kv_dtype.has_value() && !backend_->IsDevice()) kv_dtype = kernels::DType::kF32;
+  AUGUR_ASSIGN_OR_RETURN(model_, LoadObservedModel({.folder = options_.model,
+                                                    .tokens = options_.length,
+                                                    .threads = options_.threads,
+                                                    .kv_dtype = kv_dtype,
+                                                    .attention = options_.budget},
+                                                   backend_.get(), &clock_));
+  gradients_ = ZeroMatrices(config_);
+  return CreatePass();
+}
+
+absl::Status ForecastTraining::CreatePass() {
+  const RopeAngles& rope = model_->layers().rope();
   const int variant = RopeVariantOf(model_->info.short_rope_context, options_.length);
   const size_t first_angle = size_t(rope.first[variant]) * (config_.head_dim / 2);
   ForecastPassOptions pass{.budget = budget_,
@@ -76,16 +110,19 @@ absl::Status ForecastTraining::Load() {
                            .cos = rope.cos + first_angle,
                            .sin = rope.sin + first_angle};
   if (options_.has_exact_alignment) pass.alignment = {.before = 0, .tokens = 31};
-  pass_ = std::make_unique<ForecastPass>(config_, pass, &pool_);
-  gradients_ = ZeroMatrices(config_);
+  if (!backend_->IsDevice() && !options_.by_training_ops) {
+    pass_ = std::make_unique<ForecastPass>(config_, pass, &pool_);
+    return absl::OkStatus();
+  }
+  AUGUR_ASSIGN_OR_RETURN(device_pass_, DeviceForecastPass::Create(backend_.get(), config_, pass,
+                                                                  model_->chunk_tokens));
   return absl::OkStatus();
 }
 
 absl::Status ForecastTraining::ReadData() {
   const TokenId separator = config_.eos_token_ids.empty() ? -1 : config_.eos_token_ids.front();
-  AUGUR_ASSIGN_OR_RETURN(
-      text_, TrainingText::Read(options_.data, *model_->tokenizer, separator, options_.length,
-                                options_.documents));
+  AUGUR_ASSIGN_OR_RETURN(text_, TrainingText::Read(options_.data, *model_->tokenizer, separator,
+                                                   options_.length, options_.documents));
   const int count = text_->num_sequences() - options_.held_out;
   if (count < 1) {
     return absl::InvalidArgumentError(
@@ -106,6 +143,7 @@ std::map<std::string, std::string> ForecastTraining::Settings() const {
           {"held_out", absl::StrCat(options_.held_out)},
           {"row_stride", absl::StrCat(options_.row_stride)},
           {"seed", absl::StrCat(options_.seed)},
+          {"device", model_->on_device ? "cuda" : "cpu"},
           {"budget", absl::StrCat(budget_.top_k, "/", budget_.init, "/", budget_.local)},
           {"teacher", absl::StrCat(options_.has_fine_teacher ? "fine" : "coarse", "/",
                                    options_.has_exact_alignment ? "exact" : "released")},
@@ -136,12 +174,26 @@ void ForecastTraining::RunSequence(std::span<const TokenId> tokens, uint64_t see
                                    ForecastMatrices* gradients, std::vector<LayerTally>* tallies) {
   AttentionChoice choice{.budget = budget_};
   if (options_.is_routed_sparse) choice.prefill = AttentionPolicy::kSparse;
-  pass_->BeginSequence(static_cast<int>(tokens.size()), seed, &state_.heads, gradients);
-  ObservePrompt(tokens, choice, &*model_, pass_.get(),
-                [&](int first, int rows) { pass_->BeginChunk(first, rows); });
+  const int count = static_cast<int>(tokens.size());
+  std::span<const LayerTally> of_sequence;
+  if (device_pass_ != nullptr) {
+    device_pass_->BeginSequence(count, seed, gradients != nullptr);
+    const auto begin = [&](int first, int rows) { device_pass_->BeginChunk(first, rows); };
+    if (model_->on_device) {
+      ObservePromptOnDevice(tokens, choice, &*model_, device_pass_.get(), begin);
+    } else {
+      ObservePrompt(tokens, choice, &*model_, device_pass_.get(), begin);
+    }
+    of_sequence = device_pass_->EndSequence();
+  } else {
+    pass_->BeginSequence(count, seed, &state_.heads, gradients);
+    ObservePrompt(tokens, choice, &*model_, pass_.get(),
+                  [&](int first, int rows) { pass_->BeginChunk(first, rows); });
+    of_sequence = pass_->tallies();
+  }
   tallies->resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    (*tallies)[layer].Add(pass_->tallies()[layer]);
+    (*tallies)[layer].Add(of_sequence[layer]);
   }
 }
 
@@ -154,6 +206,7 @@ void ForecastTraining::Step(const OnTrainingReport& report) {
     RunSequence(text_->sequence(order_->At(at)), options_.seed + static_cast<uint64_t>(at),
                 &gradients_, &of_step.layers);
   }
+  if (device_pass_ != nullptr) device_pass_->TakeGradients(&gradients_);
   // The loss of a layer is the mean over its rows.
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     const auto rows = static_cast<float>(std::max<int64_t>(of_step.layers[layer].rows, 1));
@@ -161,6 +214,7 @@ void ForecastTraining::Step(const OnTrainingReport& report) {
   }
   of_step.gradient_norm =
       StepAdamW(options_.optimizer, gradients_, &state_.optimizer, &state_.heads);
+  if (device_pass_ != nullptr) device_pass_->SetHeads(state_.heads);
   of_step.step = state_.optimizer.steps;
   const double seconds = static_cast<double>(clock_.NowNs() - began_ns) / memory::kNsPerSecond;
   of_step.tokens_per_second = double{1} * options_.batch * options_.length / seconds;
@@ -180,6 +234,7 @@ void ForecastTraining::Measure(const OnTrainingReport& report) {
 
 absl::Status ForecastTraining::Run(const OnTrainingReport& report) {
   const auto is_stopped = [&] { return options_.stop != nullptr && options_.stop->load(); };
+  if (device_pass_ != nullptr) device_pass_->SetHeads(state_.heads);
   if (state_.optimizer.steps == 0) Measure(report);
   while (state_.optimizer.steps < options_.steps && !is_stopped()) {
     Step(report);

@@ -1,6 +1,6 @@
 // Trains Forecast heads for a frozen model (SparDA Sec. 4.2): reads sequences of a text with the
 // model, compares what each layer looks at with what its head foretells (forecast_pass.h), and lets
-// AdamW move the heads. On the CPU.
+// AdamW move the heads. On the CPU, or on a device with all but AdamW there.
 //
 // Files: `out` is what augurd's key forecast_heads names; `out`.state is the run's state, from
 // which a later run goes on, bit for bit as if it had not stopped (same number of threads or not).
@@ -24,7 +24,9 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/attention_policy.h"
 #include "engine/model/model_loader.h"
+#include "engine/model/observed_prompt.h"
 #include "engine/training/adamw.h"
+#include "engine/training/device_forecast_pass.h"
 #include "engine/training/forecast_pass.h"
 #include "engine/training/training_state.h"
 #include "engine/training/training_text.h"
@@ -51,9 +53,12 @@ struct ForecastTrainingOptions {
   bool has_fine_teacher = true;
   bool has_exact_alignment = false;
   bool is_routed_sparse = false;  // the model itself attends to its own choice of blocks
-  kernels::DType kv_dtype = kernels::DType::kF32;  // of the keys that all of it sees
+  std::string device = "cpu";     // or cuda, cuda:N
+  // Of the keys that all of it sees; unset: float32 on the CPU, the checkpoint's type on a device.
+  std::optional<kernels::DType> kv_dtype = {};
   AdamWOptions optimizer;
   int threads = 1;
+  bool by_training_ops = false;             // for tests: a device's pass on the CPU
   const std::atomic<bool>* stop = nullptr;  // looked at between steps: saves and returns OK
 };
 
@@ -83,6 +88,7 @@ class ForecastTraining {
  private:
   explicit ForecastTraining(const ForecastTrainingOptions& options);
   absl::Status Load();
+  absl::Status CreatePass();
   absl::Status ReadData();
   absl::Status BeginState();
   std::map<std::string, std::string> Settings() const;
@@ -98,10 +104,11 @@ class ForecastTraining {
   std::unique_ptr<kernels::Backend> backend_;
   ModelConfig config_;
   kernels::SelectionBudget budget_;
-  std::optional<LoadedModel> model_;
+  std::optional<ObservedModel> model_;
   std::optional<TrainingText> text_;
   std::optional<SequenceOrder> order_;
-  std::unique_ptr<ForecastPass> pass_;
+  std::unique_ptr<ForecastPass> pass_;               // on the CPU
+  std::unique_ptr<DeviceForecastPass> device_pass_;  // or else
   ForecastMatrices gradients_;
   TrainingState state_;
 };

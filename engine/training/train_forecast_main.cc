@@ -23,7 +23,7 @@ struct Flags {
   std::string teacher = "fine";
   std::string alignment = "released";
   std::string route = "dense";
-  std::string compute = "fp32";
+  std::string compute;  // not given
   std::string log;
   int top_k = 0, init = -1, local = 0;  // not given
 };
@@ -65,7 +65,9 @@ void AddRunFlags(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   app->add_option("--seed", options->seed, "Fixes first weights, order and rows")
       ->capture_default_str();
-  app->add_option("--threads", options->threads, "Threads that compute")
+  app->add_option("--device", options->device, "What computes: cpu, cuda or cuda:N")
+      ->capture_default_str();
+  app->add_option("--threads", options->threads, "Threads that compute on the CPU")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app->add_option("--log", flags->log, "Appends a JSON object for every step and measurement")
@@ -93,9 +95,10 @@ void AddLossFlags(CLI::App* app, Flags* flags) {
                   "How the model itself attends: to all, or to its own choice (ablation)")
       ->check(CLI::IsMember({"dense", "sparse"}))
       ->capture_default_str();
-  app->add_option("--compute", flags->compute, "Type in which keys and values are kept")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
+  app->add_option("--compute", flags->compute,
+                  "Type in which keys and values are kept: on the CPU fp32\n(the default) or bf16; "
+                  "on a device the checkpoint's")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
 }
 
 void AddOptimizerFlags(CLI::App* app, AdamWOptions* adamw) {
@@ -117,7 +120,8 @@ void Resolve(Flags* flags) {
   options.has_fine_teacher = flags->teacher == "fine";
   options.has_exact_alignment = flags->alignment == "exact";
   options.is_routed_sparse = flags->route == "sparse";
-  options.kv_dtype = flags->compute == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32;
+  if (flags->compute == "bf16") options.kv_dtype = kernels::DType::kBF16;
+  if (flags->compute == "fp32") options.kv_dtype = kernels::DType::kF32;
   options.stop = &stop;
 }
 

@@ -98,6 +98,7 @@ absl::StatusOr<TrainingState> ReadTrainingState(
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": steps: expected a number, found ", metadata[kSteps]));
   }
+  metadata.emplace("device", "cpu");  // of runs that do not say
   for (const auto& [key, value] : settings) {
     if (metadata[key] != value) return Differs(path, key, metadata[key], value);
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
+#include "kernels/cpu/cpu_training_ops.h"
 
 namespace augur::kernels {
 namespace {
@@ -68,6 +69,11 @@ CpuBackend::CpuBackend(const CpuBackendOptions& options)
 }
 
 CpuBackend::~CpuBackend() = default;
+
+TrainingOps* CpuBackend::training_ops() {
+  if (training_ops_ == nullptr) training_ops_ = std::make_unique<CpuTrainingOps>(&pool_);
+  return training_ops_.get();
+}
 
 std::string CpuBackend::Describe() const {
   return std::string("cpu ") + isa_.name + " x" + std::to_string(pool_.num_threads());

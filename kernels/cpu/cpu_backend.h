@@ -75,6 +75,8 @@ class CpuBackend final : public Backend {
   void CopyPages(const PageCopyParams& params) override;
   void Stamp(const StampParams& params) override;
 
+  TrainingOps* training_ops() override;
+
   Backend* OnLane(Lane) override { return this; }
   void Follow(Backend*) override {}
 
@@ -207,7 +209,8 @@ class CpuBackend final : public Backend {
   std::vector<SampledItem> sampled_items_;         // kept for its capacity
   std::vector<ScoreItem> score_items_;             // likewise
   std::vector<SampledCounts> item_counts_;         // likewise
-  std::vector<int32_t> every_block_;               // 0, 1, ...: of lists that name no blocks
+  std::unique_ptr<TrainingOps> training_ops_;
+  std::vector<int32_t> every_block_;  // 0, 1, ...: of lists that name no blocks
 };
 
 // Below this many floats an item costs less than handing it to another thread (about a

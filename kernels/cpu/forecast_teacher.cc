@@ -5,6 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/elements.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 
@@ -60,6 +61,12 @@ ForecastTeacher::ForecastTeacher(ThreadPool* pool, CpuIsa isa)
 void ForecastTeacher::Run(const ForecastTeacherParams& params) {
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.heads_per_group > 0 && params.heads_per_group <= kSelectMaxRows);
+  q_ = static_cast<const float*>(params.q);
+  if (params.dtype != DType::kF32) {
+    widened_.resize(size_t(params.rows) * params.q_stride);
+    WidenElements(params.dtype, params.q, widened_.size(), widened_.data());
+    q_ = widened_.data();
+  }
   items_.clear();
   int row = 0;
   while (row < params.rows) {
@@ -87,10 +94,10 @@ void ForecastTeacher::Score(const ForecastTeacherParams& params, const Item& ite
     scores = AlignedBuffer(std::bit_ceil(floats) * sizeof(float));
     AUGUR_CHECK(scores.data() != nullptr);
   }
-  const auto* const keys =
-      reinterpret_cast<const std::byte*>(params.keys + item.kv_head * params.key_stride);
+  const std::byte* const keys = static_cast<const std::byte*>(params.keys) +
+                                item.kv_head * params.key_stride * BytesOf(params.dtype);
   SelectSpan span;
-  span.q = params.q + size_t(item.first_row) * params.q_stride +
+  span.q = q_ + size_t(item.first_row) * params.q_stride +
            size_t(item.kv_head) * params.heads_per_group * params.head_dim;
   span.pages = &keys;  // one page for all
   span.scores = scores.floats();
@@ -103,7 +110,7 @@ void ForecastTeacher::Score(const ForecastTeacherParams& params, const Item& ite
   span.key_dim = params.head_dim;
   span.positions = params.positions + item.first_row;
   span.is_softmax = true;
-  span.dtype = DType::kF32;
+  span.dtype = params.dtype;
   span.scale = params.scale;
   isa_.score_blocks(span);  // no blocks asked for: scores stay
   const size_t stride = size_t(item.num_rows) * params.heads_per_group * kTile;

@@ -7,6 +7,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_devices.h"
+#include "kernels/cuda/cuda_training_ops.h"
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_plans.h"
@@ -148,6 +149,11 @@ CudaBackend::CudaBackend(const CudaBackendOptions& options) : options_(options) 
   for (int lane = 0; lane < kNumLanes; ++lane) {
     lanes_[lane].reset(new CudaBackend(*this, static_cast<Lane>(lane)));
   }
+}
+
+TrainingOps* CudaBackend::training_ops() {
+  if (training_ops_ == nullptr) training_ops_ = std::make_unique<CudaTrainingOps>(stream_);
+  return training_ops_.get();
 }
 
 CudaBackend::~CudaBackend() {

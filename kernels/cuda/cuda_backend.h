@@ -76,6 +76,8 @@ class CudaBackend final : public Backend {
   void ProjectQueries(const ProjectQueriesParams& params) override;
   void EvictionBias(const EvictionBiasParams& params) override;
 
+  TrainingOps* training_ops() override;
+
   Backend* OnLane(Lane lane) override { return lanes_.at(static_cast<size_t>(lane)).get(); }
   void Follow(Backend* other) override;
   std::unique_ptr<StepGraph> Record(const std::function<void(Backend*)>& ops) override;
@@ -122,6 +124,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DecodeAttention> decode_attention_;
   std::unique_ptr<SampledDecode> sampled_decode_;
   std::unique_ptr<PrefillAttention> prefill_attention_;
+  std::unique_ptr<TrainingOps> training_ops_;
   std::unique_ptr<PrefillSelection> prefill_selection_;  // of the main order and of kSelect
 };
 

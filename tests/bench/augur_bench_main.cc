@@ -16,6 +16,7 @@
 #include "tests/bench/model_bench.h"
 #include "tests/bench/reuse_bench.h"
 #include "tests/bench/tiers_bench.h"
+#include "tests/bench/training_bench.h"
 #include "tests/bench/transfer_bench.h"
 #include "tests/bench/value_bench.h"
 
@@ -38,6 +39,7 @@ struct Options {
   LinearBenchOptions linear;
   ReuseBenchOptions reuse;
   TiersBenchOptions tiers;
+  TrainingBenchOptions training;
   TransferBenchOptions transfers;
   ValueBenchOptions values;
 };
@@ -48,6 +50,28 @@ void AddValueOptions(CLI::App* command, ValueBenchOptions* options) {
   command->add_option("--tokens", options->tokens, "of the prompt, at most");
   command->add_option("--steps", options->steps, "generated tokens");
   command->add_option("--rows", options->rows, "budgets of distinct rows")->delimiter(',');
+}
+
+void AddLinearOptions(CLI::App* command, LinearBenchOptions* options) {
+  command->add_option("--decode-rows", options->decode_rows, "rows of a decode step")
+      ->delimiter(',');
+  command->add_option("--prefill-rows", options->prefill_rows, "rows of a prompt's chunk")
+      ->delimiter(',');
+}
+
+CLI::App* AddTrainingCommand(CLI::App* app, TrainingBenchOptions* options) {
+  CLI::App* command = app->add_subcommand("training", "Forecast heads over a frozen model");
+  command->add_option("--model", options->folder, "model folder");
+  command->add_option("--random-weights", options->random_weights,
+                      "instead: a config.json, filled with random weights");
+  command->add_option("--lengths", options->lengths, "tokens of a sequence")->delimiter(',');
+  command->add_option("--row-stride", options->row_stride, "compare one row of so many")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--top-k-blocks", options->top_k, "blocks of a choice");
+  command->add_option("--init-blocks", options->init, "first blocks, always chosen");
+  command->add_option("--local-blocks", options->local, "last blocks, always chosen");
+  command->add_option("--sequences", options->sequences, "timed")->check(CLI::Range(1, 1000));
+  return command;
 }
 
 void AddModelOptions(CLI::App* command, ModelBenchOptions* options, bool prefills, bool decodes) {
@@ -184,6 +208,7 @@ int Main(int argc, char** argv) {
   CLI::App* transfers = AddTransferCommand(&app, &options.transfers);
   CLI::App* reuse = AddReuseCommand(&app, &options.reuse);
   CLI::App* tiers = AddTiersCommand(&app, &options.tiers);
+  CLI::App* training = AddTrainingCommand(&app, &options.training);
   CLI::App* values = app.add_subcommand("values", "error of sampled attention on a model's values");
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
   for (CLI::App* command : {matmul, all}) {
@@ -193,10 +218,7 @@ int Main(int argc, char** argv) {
   AddModelOptions(decode, &options.model, /*prefills=*/false, /*decodes=*/true);
   AddModelOptions(all, &options.model, /*prefills=*/true, /*decodes=*/true);
   AddAttentionOptions(attention, &options.attention);
-  linear->add_option("--decode-rows", options.linear.decode_rows, "rows of a decode step")
-      ->delimiter(',');
-  linear->add_option("--prefill-rows", options.linear.prefill_rows, "rows of a prompt's chunk")
-      ->delimiter(',');
+  AddLinearOptions(linear, &options.linear);
   AddValueOptions(values, &options.values);
   CLI11_PARSE(app, argc, argv);
 
@@ -220,6 +242,9 @@ int Main(int argc, char** argv) {
     RunAttentionBench(backend.get(), context, options.attention,
                       limits.read_bytes_per_second(1 << 30));
     return 0;
+  }
+  if (*training) {
+    return RunTrainingBench(backend.get(), context, options.training) ? 0 : kExitBadCase;
   }
   if (*values) return RunValueBench(backend.get(), context, options.values) ? 0 : kExitBadCase;
   if ((*matmul || *all) && !backend->IsDevice()) {

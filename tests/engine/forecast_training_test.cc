@@ -13,13 +13,18 @@
 
 #include "engine/model/observed_prompt.h"
 #include "engine/model/transformer_runner.h"
-#include "engine/training/forecast_loss.h"
+#include "kernels/cpu/forecast_loss.h"
+#ifdef AUGUR_HAS_CUDA
+#include "kernels/cuda/cuda_devices.h"
+#endif
 #include "kernels/ops/compress_keys.h"
 #include "tests/kernels/kernel_test_data.h"
 
 namespace augur::engine {
 namespace {
 
+using kernels::ChooseFreeBlocks, kernels::FreeBlocks, kernels::FreeBlocksAt, kernels::PartitionedKl,
+    kernels::Softmax, kernels::WindowsOf;
 using kernels::kSanitized;
 
 std::string DemoModel() { return AUGUR_SOURCE_DIR "/deploy/models/demo-9m"; }
@@ -259,6 +264,25 @@ class SlowLayer {
   const float* const sin_;
 };
 
+void ExpectSameTally(const LayerTally& found, const LayerTally& expected, double tolerance) {
+  EXPECT_NEAR(found.loss, expected.loss, tolerance * expected.loss);
+  EXPECT_NEAR(found.recall, expected.recall, tolerance * expected.recall);
+  EXPECT_EQ(found.rows, expected.rows);
+  EXPECT_EQ(found.choices, expected.choices);
+}
+
+// By the length of the difference.
+void ExpectSameGradient(const std::vector<float>& found, const std::vector<float>& expected,
+                        double tolerance) {
+  double difference = 0, length = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    difference += std::pow(double{found[i]} - expected[i], 2);
+    length += std::pow(double{expected[i]}, 2);
+  }
+  EXPECT_GT(length, 0);
+  EXPECT_LT(std::sqrt(difference), tolerance * std::sqrt(length));
+}
+
 // The pass's loss and gradient of whole heads on the bundled model, against the slow layer's loss
 // and its central differences in double.
 TEST(ForecastPassTest, AgreesWithASlowOne) {
@@ -267,8 +291,9 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
   const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
   const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
   const memory::SteadyClock clock;
-  auto model =
-      LoadObservedModel(DemoModel(), kTokens, 2, kernels::DType::kF32, backend.get(), &clock);
+  auto model = LoadObservedModel(
+      {.folder = DemoModel(), .tokens = kTokens, .threads = 2, .kv_dtype = kernels::DType::kF32},
+      backend.get(), &clock);
   ASSERT_TRUE(model.ok()) << model.status();
   const ModelConfig config = *LoadModelConfig(DemoModel());
   const auto text = TrainingText::Read({Handbook()}, *model->tokenizer, 1, kTokens);
@@ -278,14 +303,29 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
   Recorder record;
   ObservePrompt(text->sequence(1), {}, &*model, &record, [](int, int) {});
   kernels::ThreadPool pool(2);
-  ForecastPass pass(
-      config,
-      {.budget = budget, .max_tokens = kTokens, .cos = layers.rope().cos, .sin = layers.rope().sin},
-      &pool);
+  const ForecastPassOptions options{
+      .budget = budget, .max_tokens = kTokens, .cos = layers.rope().cos, .sin = layers.rope().sin};
+  ForecastPass pass(config, options, &pool);
   ForecastMatrices heads = RandomMatrices(config, 3), gradients = ZeroMatrices(config);
   pass.BeginSequence(kTokens, 1, &heads, &gradients);
   ObservePrompt(text->sequence(1), {}, &*model, &pass,
                 [&](int first, int rows) { pass.BeginChunk(first, rows); });
+
+  // The same by ops.
+  const auto by_ops = DeviceForecastPass::Create(backend.get(), config, options, kTokens);
+  ASSERT_TRUE(by_ops.ok()) << by_ops.status();
+  DeviceForecastPass& other = **by_ops;
+  other.SetHeads(heads);
+  other.BeginSequence(kTokens, 1, /*with_gradients=*/true);
+  ObservePrompt(text->sequence(1), {}, &*model, &other,
+                [&](int first, int rows) { other.BeginChunk(first, rows); });
+  const std::span<const LayerTally> tallies = other.EndSequence();
+  ForecastMatrices sums = ZeroMatrices(config);
+  other.TakeGradients(&sums);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    ExpectSameTally(tallies[layer], pass.tallies()[layer], 1e-5);
+    ExpectSameGradient(sums.layers[layer], gradients.layers[layer], 1e-4);
+  }
 
   SlowLayer slow(config, budget, layers.rope().cos, layers.rope().sin);
   const int layers_checked[] = {1, 0, config.num_layers - 1};
@@ -406,6 +446,39 @@ TEST_F(ForecastTrainingTest, AResumedRunIsTheUninterruptedOneBitForBit) {
   const absl::Status other = Train(half);
   EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(other.message().find("seed 1"), std::string::npos) << other;
+}
+
+// By a device's pass on the CPU and, where there is one, on a device: the same heads, rounded.
+TEST_F(ForecastTrainingTest, ByOpsAndOnADeviceItComesToTheSame) {
+  options_.steps = 2;
+  ASSERT_TRUE(Train(options_).ok());
+  const std::vector<TrainingReport> expected = reports_;
+  ForecastTrainingOptions by_ops = options_, on_device = options_;
+  by_ops.by_training_ops = true;
+  on_device.device = "cuda:0";
+  std::vector<std::pair<ForecastTrainingOptions, double>> ways = {{by_ops, 1e-4}};
+#ifdef AUGUR_HAS_CUDA
+  if (!kernels::FindCudaDevices().empty()) ways.emplace_back(on_device, 2e-2);
+#endif
+  for (const auto& [way, tolerance] : ways) {
+    ASSERT_TRUE(Train(way).ok());
+    ASSERT_EQ(reports_.size(), expected.size());
+    for (size_t i = 0; i < reports_.size(); ++i) {
+      EXPECT_NEAR(reports_[i].mean_loss(), expected[i].mean_loss(),
+                  tolerance * expected[i].mean_loss())
+          << way.device;
+      EXPECT_NEAR(reports_[i].mean_recall(), expected[i].mean_recall(), tolerance) << way.device;
+    }
+  }
+  // What a device has saved the CPU does not go on with.
+  TrainingState state{.heads = RandomMatrices(*LoadModelConfig(options_.model), 1)};
+  state.optimizer = {.first = state.heads, .second = state.heads};
+  state.settings["device"] = "cuda";
+  const std::string path = options_.out + ".other";
+  ASSERT_TRUE(WriteTrainingState(path, *LoadModelConfig(options_.model), state).ok());
+  const auto resumed =
+      ReadTrainingState(path, *LoadModelConfig(options_.model), {{"device", "cpu"}});
+  EXPECT_NE(resumed.status().message().find("device cuda"), std::string::npos) << resumed.status();
 }
 
 TEST_F(ForecastTrainingTest, EveryVariantTrains) {

@@ -1,11 +1,5 @@
-// The loss of one (row, kv head) of a Forecast head and its gradient (SparDA Sec. 4.2, Eq. 7, as
-// the released training code computes it).
-//
-// The teacher (kernels/cpu/forecast_teacher.h) picks the blocks it would read beyond the forced
-// ones; each is the four windows 4 b to 4 b + 3. Those windows stand for themselves, all others
-// together are the rest bucket: rest = 1 - kept, on both sides. Values below 1e-8 are raised to it,
-// both sides are divided by their sums, and the loss is KL(teacher || student). The student is the
-// softmax over all complete windows of the Forecast's products.
+// The loss of one (row, kv head) of a Forecast head and its gradient (ops/forecast_loss.h says what
+// they are).
 //
 // Pure functions; nothing here allocates. Real is float in training and double where gradients are
 // checked.
@@ -18,21 +12,9 @@
 #include <vector>
 
 #include "kernels/check.h"
-#include "kernels/ops/select_blocks.h"
+#include "kernels/ops/forecast_loss.h"
 
-namespace augur::engine {
-
-inline constexpr double kLossFloor = 1e-8;
-
-// Blocks that a budget leaves to the scores at one position.
-struct FreeBlocks {
-  int begin = 0;  // candidates are [begin, end)
-  int end = 0;
-  int wanted = 0;  // how many of them are chosen
-  int candidates() const { return end > begin ? end - begin : 0; }
-  bool is_choice() const { return candidates() > wanted; }
-};
-FreeBlocks FreeBlocksAt(int position, const kernels::SelectionBudget& budget);
+namespace augur::kernels {
 
 // The `wanted` best candidates, ascending, by the largest score of windows 4 b - 1 to 4 b + 3; ties
 // to the lower block. All of them where they are no more than that. scores: of the complete
@@ -43,7 +25,7 @@ void ChooseFreeBlocks(std::span<const float> scores, const FreeBlocks& free,
 // Windows 4 b to 4 b + 3 of each block, those that are complete.
 void WindowsOf(std::span<const int32_t> blocks, int num_windows, std::vector<int32_t>* windows);
 
-namespace forecast_loss {
+namespace loss_terms {
 
 // A bucket's term of KL and the derivative of the whole KL by the student's share: -t / (zt p) +
 // 1 / zp, or 0 where the floor holds p.
@@ -71,7 +53,7 @@ Real TermOf(const Bucket<Real>& bucket, Real teacher_sum, Real student_sum) {
   return t * std::log(t / p);
 }
 
-}  // namespace forecast_loss
+}  // namespace loss_terms
 
 // shares[j] = softmax of products.
 template <class Real>
@@ -87,8 +69,7 @@ void Softmax(std::span<const Real> products, std::span<Real> shares) {
 template <class Real>
 Real PartitionedKl(std::span<const Real> teacher, std::span<const Real> student,
                    std::span<const int32_t> kept, std::span<Real> gradient) {
-  using forecast_loss::Bucket, forecast_loss::DerivativeOf, forecast_loss::Raised,
-      forecast_loss::TermOf;
+  using loss_terms::Bucket, loss_terms::DerivativeOf, loss_terms::Raised, loss_terms::TermOf;
   AUGUR_CHECK(!kept.empty() && teacher.size() == student.size());
   Bucket<Real> rest{1, 1};
   for (const int32_t j : kept) rest = {rest.teacher - teacher[j], rest.student - student[j]};
@@ -112,4 +93,4 @@ Real PartitionedKl(std::span<const Real> teacher, std::span<const Real> student,
   return loss;
 }
 
-}  // namespace augur::engine
+}  // namespace augur::kernels

@@ -1,18 +1,11 @@
-#include "engine/training/forecast_loss.h"
+#include "kernels/cpu/forecast_loss.h"
 
 #include <numeric>
 
 #include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 
-namespace augur::engine {
-
-FreeBlocks FreeBlocksAt(int position, const kernels::SelectionBudget& budget) {
-  const int blocks = position / kernels::kBlockTokens + 1;
-  return {.begin = budget.init,
-          .end = blocks - budget.local,
-          .wanted = budget.top_k - budget.init - budget.local};
-}
+namespace augur::kernels {
 
 void ChooseFreeBlocks(std::span<const float> scores, const FreeBlocks& free,
                       std::vector<int32_t>* blocks) {
@@ -21,8 +14,8 @@ void ChooseFreeBlocks(std::span<const float> scores, const FreeBlocks& free,
   if (!free.is_choice()) return;
   const int num_windows = static_cast<int>(scores.size());
   const auto score_of = [&](int32_t block) {
-    const int first = std::max(kernels::kBlockWindows * block - 1, 0);
-    const int end = std::min(kernels::kBlockWindows * (block + 1), num_windows);
+    const int first = std::max(kBlockWindows * block - 1, 0);
+    const int end = std::min(kBlockWindows * (block + 1), num_windows);
     return *std::max_element(scores.begin() + first, scores.begin() + end);
   };
   const auto is_better = [&](int32_t a, int32_t b) {
@@ -37,10 +30,10 @@ void ChooseFreeBlocks(std::span<const float> scores, const FreeBlocks& free,
 void WindowsOf(std::span<const int32_t> blocks, int num_windows, std::vector<int32_t>* windows) {
   windows->clear();
   for (const int32_t block : blocks) {
-    const int first = kernels::kBlockWindows * block;
-    const int end = std::min(first + kernels::kBlockWindows, num_windows);
+    const int first = kBlockWindows * block;
+    const int end = std::min(first + kBlockWindows, num_windows);
     for (int window = first; window < end; ++window) windows->push_back(window);
   }
 }
 
-}  // namespace augur::engine
+}  // namespace augur::kernels
