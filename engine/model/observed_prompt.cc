@@ -49,6 +49,7 @@ void ReadPrompt(std::span<const TokenId> tokens, const AttentionChoice& choice,
   }
   model->runner->Leave(&store->sequence(1), /*keep=*/false);
   store->Release(1);
+  store->WaitForClosing();
 }
 
 }  // namespace

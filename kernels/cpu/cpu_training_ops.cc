@@ -175,7 +175,7 @@ ForecastRowTally CpuTrainingOps::CompareRow(const ForecastLossParams& params, in
       params.derivatives == nullptr ? nullptr : params.derivatives + item * dim;
   if (derivative != nullptr) std::fill(derivative, derivative + dim, 0.0f);
   const FreeBlocks free = FreeBlocksAt(position, params.budget);
-  if (free.candidates() == 0 || count == 0) return {};
+  if (free.candidates() == 0 || free.wanted <= 0 || count == 0) return {};
 
   scratch->forecast.resize(dim);
   WidenElements(params.dtype, ElementAt(params.forecasts, item * dim, params.dtype), dim,

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads)
               .largest = 0,
               .inverse_sum = 0};
   ForecastRowTally tally;
-  if (candidates == 0 || row.count == 0) {
+  if (candidates == 0 || free.wanted <= 0 || row.count == 0) {
     for (int j = threadIdx.x; row.gradients != nullptr && j < padded; j += kThreads) {
       row.gradients[j] = FromFloat<Element>(0.0f);
     }

@@ -52,6 +52,10 @@ void AddValueOptions(CLI::App* command, ValueBenchOptions* options) {
   command->add_option("--rows", options->rows, "budgets of distinct rows")->delimiter(',');
 }
 
+void AddRowsOption(CLI::App* command, Options* options) {
+  command->add_option("--rows", options->rows, "rows of x")->delimiter(',');
+}
+
 void AddLinearOptions(CLI::App* command, LinearBenchOptions* options) {
   command->add_option("--decode-rows", options->decode_rows, "rows of a decode step")
       ->delimiter(',');
@@ -211,9 +215,7 @@ int Main(int argc, char** argv) {
   CLI::App* training = AddTrainingCommand(&app, &options.training);
   CLI::App* values = app.add_subcommand("values", "error of sampled attention on a model's values");
   CLI::App* all = app.add_subcommand("all", "matmul, prefill and decode");
-  for (CLI::App* command : {matmul, all}) {
-    command->add_option("--rows", options.rows, "rows of x")->delimiter(',');
-  }
+  for (CLI::App* command : {matmul, all}) AddRowsOption(command, &options);
   AddModelOptions(prefill, &options.model, /*prefills=*/true, /*decodes=*/false);
   AddModelOptions(decode, &options.model, /*prefills=*/false, /*decodes=*/true);
   AddModelOptions(all, &options.model, /*prefills=*/true, /*decodes=*/true);

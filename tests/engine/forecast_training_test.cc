@@ -471,8 +471,9 @@ TEST_F(ForecastTrainingTest, ByOpsAndOnADeviceItComesToTheSame) {
     }
   }
   // What a device has saved the CPU does not go on with.
-  TrainingState state{.heads = RandomMatrices(*LoadModelConfig(options_.model), 1)};
-  state.optimizer = {.first = state.heads, .second = state.heads};
+  TrainingState state;
+  state.heads = RandomMatrices(*LoadModelConfig(options_.model), 1);
+  state.optimizer = {.steps = 1, .first = state.heads, .second = state.heads};
   state.settings["device"] = "cuda";
   const std::string path = options_.out + ".other";
   ASSERT_TRUE(WriteTrainingState(path, *LoadModelConfig(options_.model), state).ok());
