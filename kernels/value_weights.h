@@ -27,12 +27,13 @@ inline constexpr double kTileMassScale = 1024.0;          // 2^10
 inline constexpr double kQ32 = 4294967296.0;
 inline constexpr uint64_t kQ32One = uint64_t{1} << 32;
 
-// 2^x for x <= 0 and down to -126, 0 below: the polynomial of cpu/isa/vector.h, bit for bit.
+// 2^x for x <= 1 and down to -126, 0 below: the polynomial of cpu/isa/vector.h, bit for bit.
+// Without branches, so that a GPU's threads compute several at a time.
 AUGUR_HOST_DEVICE inline float Exp2Weight(float x) {
-  if (!(x >= -126.0f)) return x < -126.0f ? 0.0f : x;
   const float magic = 12582912.0f;
-  const float shifted = x + magic;
-  const float fraction = x - (shifted - magic);
+  const float within = x >= -126.0f ? x : -126.0f;
+  const float shifted = within + magic;
+  const float fraction = within - (shifted - magic);
   float power = fmaf(1.535336188319500e-4f, fraction, 1.339887440266574e-3f);
   power = fmaf(power, fraction, 9.618437357674640e-3f);
   power = fmaf(power, fraction, 5.550332471162809e-2f);
@@ -44,7 +45,8 @@ AUGUR_HOST_DEVICE inline float Exp2Weight(float x) {
     uint32_t bits;
   } scaled = {power}, whole = {shifted};
   scaled.bits += whole.bits << 23;
-  return scaled.value;
+  const float below = x < -126.0f ? 0.0f : x;  // or NaN
+  return x >= -126.0f ? scaled.value : below;
 }
 
 // w of a score that lies `below` (<= 0) under its tile's largest.

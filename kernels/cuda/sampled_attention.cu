@@ -19,8 +19,9 @@ bool IsAligned(const void* data, size_t bytes) {
 
 void CheckParams(const SampledAttentionParams& params) {
   AUGUR_CHECK(params.estimator == ValueEstimator::kProportional ||
-              params.estimator == ValueEstimator::kFlash);
-  AUGUR_CHECK(params.budget == ValueBudget::kDraws);
+              params.estimator == ValueEstimator::kFlash ||
+              params.estimator == ValueEstimator::kShared);
+  AUGUR_CHECK(params.budget == ValueBudget::kDraws || params.estimator == ValueEstimator::kShared);
   AUGUR_CHECK(params.num_kv_heads > 0 && params.num_q_heads % params.num_kv_heads == 0);
   AUGUR_CHECK(params.num_q_heads / params.num_kv_heads <= kMaxGroup);
   AUGUR_CHECK(params.num_kv_heads <= kMaxSampledLists);
@@ -56,13 +57,14 @@ size_t LayOut(SampledCall& call, std::byte* begin) {
   const size_t chunks = size_t(call.num_segments) * params.num_kv_heads * call.most_chunks;
   const size_t group = params.num_q_heads / params.num_kv_heads;
   Layout layout(begin);
-  if (params.scores == nullptr) layout.Take(rows * call.scores_stride, &call.scores);
+  if (params.scores == nullptr) layout.Take(rows * call.stride * kBlockTokens, &call.scores);
   layout.Take(rows * call.stride, &call.maxima);
   layout.Take(rows * call.stride, &call.sums);
   layout.Take(rows * (call.stride + 1), &call.shares);
   layout.Take(rows, &call.heads);
   layout.Take(chunks * group * params.head_dim, &call.chunk_sums);
   layout.Take(chunks, &call.chunk_counts);
+  if (params.estimator == ValueEstimator::kShared) layout.Take(chunks, &call.chunk_rates);
   return layout.bytes();
 }
 
@@ -82,9 +84,17 @@ void SampledDecode::Run(const SampledAttentionParams& params, cudaStream_t strea
   call.stride = params.max_entries;
   call.exponent_scale = params.scale * 1.44269504f;  // log2(e)
   call.most_chunks = MostChunks(params.max_entries);
-  call.scores_stride =
-      params.scores != nullptr ? params.scores_stride : size_t(call.stride) * kBlockTokens;
+  const size_t group = params.num_q_heads / params.num_kv_heads;
   call.scores = params.scores;
+  if (params.scores != nullptr) {
+    call.head_scores = params.scores_stride;
+    call.entry_scores = kBlockTokens;
+    call.list_scores = group * params.scores_stride;
+  } else {
+    call.head_scores = kBlockTokens;
+    call.entry_scores = group * kBlockTokens;
+    call.list_scores = call.stride * call.entry_scores;
+  }
   const int most = std::min(params.num_segments, kMaxSampledLists / params.num_kv_heads);
   int at_once = most;
   for (; at_once > 1; --at_once) {

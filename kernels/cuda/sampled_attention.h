@@ -1,5 +1,5 @@
-// Sampled attention of single rows on a device, for kProportional and kFlash: kernels that follow
-// each other on one stream and leave what the next one needs in scratch.
+// Sampled attention of single rows on a device, for kProportional, kFlash and kShared: kernels that
+// follow each other on one stream and leave what the next one needs in scratch.
 //
 //   scores   all keys of a launch's lists are streamed once, at head dims 64 and 128 of 16 bits by
 //            bulk copies to tensor cores (decode_scores.h), at other shapes by plain loops; scores

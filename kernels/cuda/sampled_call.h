@@ -44,13 +44,23 @@ struct HeadDraw {
   int samples;      // S; kFlash: S_t
   float top;        // the largest score
   bool is_nan;      // some score is: the group draws nothing
+  // kShared: base-2 logarithms of the sums of 2^scores, over all entries and over the anchor's.
+  float log_norm;
+  float log_anchor;
 };
 
 // What was drawn of a chunk, for all heads of the list.
 struct ChunkCounts {
   uint32_t draws;
   uint32_t rows;
-  uint32_t distinct;  // 0: its sums are not written
+  uint32_t distinct;
+};
+
+// What kShared's rates add up to, Q32.
+struct RateSums {
+  double unbounded;  // without their bound of 1
+  uint64_t bounded;  // of those below 1
+  uint32_t certain;  // how many are 1
 };
 
 struct SampledCall {
@@ -59,8 +69,12 @@ struct SampledCall {
   int num_segments = 0;
   int stride = 0;            // entries of a row of scratch, at most those of any list; even
   float exponent_scale = 0;  // turns q k into a power of two
-  size_t scores_stride = 0;  // floats of a row
-  float* scores = nullptr;   // [rows][scores_stride], in powers of two
+  // In powers of two, [lists][entries][group][64]; where the caller keeps them,
+  // [rows][entries][64].
+  float* scores = nullptr;
+  size_t list_scores = 0;  // floats from list to list, and so on
+  size_t entry_scores = 0;
+  size_t head_scores = 0;
   float* maxima = nullptr;   // [rows][stride] of each tile; NaN where a score is
   uint64_t* sums = nullptr;  // [rows][stride] L of each tile
   uint64_t* shares =
@@ -68,6 +82,7 @@ struct SampledCall {
   HeadDraw* heads = nullptr;  // [rows]
   float* chunk_sums = nullptr;          // [lists][most_chunks][group][head_dim]
   ChunkCounts* chunk_counts = nullptr;  // [lists][most_chunks]
+  RateSums* chunk_rates = nullptr;      // [lists][most_chunks]; kShared
   int most_chunks = 0;
 
   __device__ int group() const { return attention.num_q_heads / attention.num_kv_heads; }
@@ -80,6 +95,9 @@ struct SampledCall {
   }
   __device__ int KvHeadOf(int list) const { return list % attention.num_kv_heads; }
   __device__ size_t RowOf(int list, int head) const { return size_t(list) * group() + head; }
+  __device__ float* ScoresOf(int list, int head, int entry) const {
+    return scores + list * list_scores + entry * entry_scores + head * head_scores;
+  }
   __device__ size_t ChunkOf(int list, int chunk) const {
     return size_t(list) * most_chunks + chunk;
   }
@@ -122,6 +140,19 @@ struct SampledCall {
     if (segment.values != nullptr) return segment.values[attention.values_offset + place];
     return segment.keys[attention.keys_offset + place] + half_bytes;
   }
+  // kShared's, [ValueStateFloats] of a list.
+  __device__ const float* StateOf(int list) const {
+    return SegmentOf(list).state + attention.state_offset +
+           KvHeadOf(list) * ValueStateFloats(group());
+  }
+  __device__ float* NextStateOf(int list) const {
+    const SampledSegment& segment = SegmentOf(list);
+    float* next = segment.next_state != nullptr ? segment.next_state : segment.state;
+    return next + attention.state_offset + KvHeadOf(list) * ValueStateFloats(group());
+  }
+  __device__ bool HasVariate(int list) const {
+    return attention.estimator == ValueEstimator::kShared && SegmentOf(list).value_sums != nullptr;
+  }
   __device__ int SamplesOf(const SampledSegment& segment) const {
     return segment.samples > 0 ? segment.samples : attention.samples;
   }
@@ -131,6 +162,7 @@ struct SampledCall {
 void PrepareSampledScores();
 void LaunchSampledScores(const SampledCall& call, int num_sms, cudaStream_t stream);
 void LaunchSampledDraws(const SampledCall& call, cudaStream_t stream);
+void LaunchSharedGather(const SampledCall& call, cudaStream_t stream);
 void LaunchSampledGather(const SampledCall& call, cudaStream_t stream);
 
 }  // namespace augur::kernels

@@ -11,9 +11,9 @@
 namespace augur::kernels {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kThreadTiles = 4;
+constexpr int kThreadTiles = 8;
 constexpr int kPassTiles = kThreads * kThreadTiles;  // 128K tokens: one pass
 
 struct DrawMemory {
@@ -132,7 +132,26 @@ __device__ inline HeadDraw NewHead(const SampledCall& call, int list, int head, 
   return draw;
 }
 
-__global__ __launch_bounds__(kThreads) void ShareSampledDraws(const SampledCall call) {
+__device__ inline float LogSum(float top, uint64_t mass) {
+  return top + static_cast<float>(log2(static_cast<double>(mass)) - 40.0);
+}
+
+// Of the first entry and the last kAnchorLast.
+__device__ inline float LogAnchor(const SampledCall& call, size_t row, int entries) {
+  const float* maxima = call.maxima + row * call.stride;
+  const uint64_t* sums = call.sums + row * call.stride;
+  const int last = max(1, entries - kAnchorLast);
+  float top = maxima[0];
+  for (int entry = last; entry < entries; ++entry) top = fmaxf(top, maxima[entry]);
+  if (!(top > -INFINITY)) return 0.0f;
+  uint64_t mass = TileMass(sums[0], maxima[0] - top);
+  for (int entry = last; entry < entries; ++entry) {
+    mass += TileMass(sums[entry], maxima[entry] - top);
+  }
+  return LogSum(top, mass);
+}
+
+__global__ __launch_bounds__(kThreads, 4) void ShareSampledDraws(const SampledCall call) {
   __shared__ DrawMemory shared;
   WaitForPrevious();
   const int list = blockIdx.y, head = blockIdx.x;
@@ -169,7 +188,12 @@ __global__ __launch_bounds__(kThreads) void ShareSampledDraws(const SampledCall 
     StoreShares(call, draw, row, first, entries, passed + before, masses);
     passed += total;
   }
-  if (threadIdx.x == 0) call.heads[row] = draw;
+  if (threadIdx.x != 0) return;
+  if (params.estimator == ValueEstimator::kShared && !draw.is_nan) {
+    draw.log_norm = LogSum(draw.top, draw.whole);
+    draw.log_anchor = LogAnchor(call, row, entries);
+  }
+  call.heads[row] = draw;
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ __device__ inline int KeyOf(int tile, int column) {
 // What is kept of one row of a tile: 16 scores of this lane, which holds keys from 16 t on. All
 // lanes call it; those without a row (`is_kept` false) store nothing.
 __device__ inline void KeepRow(const SampledCall& call, const float (&scores)[16], bool is_kept,
-                               size_t row, int entry) {
+                               int list, int head, int entry) {
   const int t = threadIdx.x % 4;
   float largest = scores[0];
 #pragma unroll
@@ -97,13 +97,13 @@ __device__ inline void KeepRow(const SampledCall& call, const float (&scores)[16
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (!is_kept) return;
-  float4* to = reinterpret_cast<float4*>(call.scores + row * call.scores_stride +
-                                         size_t(entry) * kBlockTokens + 16 * t);
+  float4* to = reinterpret_cast<float4*>(call.ScoresOf(list, head, entry) + 16 * t);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     to[i] = make_float4(scores[4 * i], scores[4 * i + 1], scores[4 * i + 2], scores[4 * i + 3]);
   }
   if (t != 0) return;
+  const size_t row = call.RowOf(list, head);
   call.maxima[row * call.stride + entry] = largest;
   call.sums[row * call.stride + entry] = sum;
 }
@@ -142,8 +142,7 @@ __device__ inline void ScorePage(const SampledCall& call, int list, int entry,
     }
     const int head = g + 8 * half;
     const bool is_kept = head < call.group();
-    KeepRow(call, row, is_kept, call.RowOf(list, is_kept ? head : 0),
-            call.attention.first_entry + entry);
+    KeepRow(call, row, is_kept, list, is_kept ? head : 0, call.attention.first_entry + entry);
   }
 }
 
@@ -272,8 +271,7 @@ __global__ __launch_bounds__(kPlainThreads) void ScoreSampledPlainly(const Sampl
           }
         }
         tile[head][key] = score;
-        call.scores[call.RowOf(list, head) * call.scores_stride + size_t(kept) * kBlockTokens +
-                    key] = score;
+        call.ScoresOf(list, head, kept)[key] = score;
       }
       __syncthreads();
       for (int head = warp; head < group; head += kPlainThreads / 32) {
@@ -283,8 +281,7 @@ __global__ __launch_bounds__(kPlainThreads) void ScoreSampledPlainly(const Sampl
     } else {
       for (int head = warp; head < group; head += kPlainThreads / 32) {
         const size_t row = call.RowOf(list, head);
-        MeasureTile(call, call.scores + row * call.scores_stride + size_t(kept) * kBlockTokens, row,
-                    kept);
+        MeasureTile(call, call.ScoresOf(list, head, kept), row, kept);
       }
     }
   }

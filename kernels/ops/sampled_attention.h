@@ -5,6 +5,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/fp8_page.h"
+#include "kernels/host_device.h"
 #include "kernels/kv_page.h"
 
 namespace augur::kernels {
@@ -46,7 +47,7 @@ inline constexpr int kMaxValueSamples = 65536;
 // From token to token the normaliser itself moves by a factor of 8.6 (root mean square, bundled
 // model at 7K tokens of text), over the anchor by 1.6.
 inline constexpr int kAnchorLast = 4;
-constexpr int ValueStateFloats(int group_heads) { return 2 + group_heads; }
+AUGUR_HOST_DEVICE constexpr int ValueStateFloats(int group_heads) { return 2 + group_heads; }
 
 struct SampledSegment {
   int row = -1;      // of q and out; -1: the segment is left out

@@ -17,7 +17,9 @@ struct SampledRow {
   bool has_biases = false;
   // [kv heads][blocks]: halves of V that lie elsewhere; none: behind their keys.
   std::vector<const std::byte*> values = {};
-  int position = -1;  // -1: the sequence's last
+  int position = -1;              // -1: the sequence's last
+  std::vector<float> state = {};  // kShared's, [kv heads][ValueStateFloats]; none: a first step's
+  bool has_sums = false;
 
   int At() const { return position < 0 ? sequence->tokens() - 1 : position; }
 };
@@ -35,6 +37,7 @@ struct SampledResult {
   std::vector<int32_t> entry_rows;
   std::vector<SampledCounts> counts;
   SampledCounts totals;
+  std::vector<float> states;  // [rows][kv heads][ValueStateFloats]
 
   float Out(size_t i) const { return ReadAs(DType::kF32, out.data(), i); }
 };
@@ -67,6 +70,9 @@ class SampledBatch {
         biases_(backend, std::vector<const float*>((lists_ + 1) * stride_, nullptr)),
         blocks_(backend, std::vector<int32_t>(lists_ * stride_, -1)),
         entry_rows_(backend, std::vector<int32_t>(lists_ * stride_, -1)),
+        sums_(backend, std::vector<float>((lists_ + 1) * stride_ * shape.head_dim, 0.0f)),
+        sum_lists_(backend, std::vector<const float*>((lists_ + 1) * stride_, nullptr)),
+        states_(backend, std::vector<float>(kStateOffset + lists_ * state_floats(), 0.0f)),
         list_counts_(backend, lists_),
         counts_(backend, rows.size()),
         totals_(backend, std::vector<SampledCounts>(1)),
@@ -78,10 +84,21 @@ class SampledBatch {
     SampledAttentionParams params = Params();
     backend_.SampledAttention(params);
     backend_.Synchronize();
-    return {out_.ToVector(), entry_rows_.ToVector(), counts_.ToVector(), totals_[0]};
+    return {out_.ToVector(), entry_rows_.ToVector(), counts_.ToVector(), totals_[0],
+            std::vector<float>(states_.data() + kStateOffset, states_.data() + states_.size())};
   }
 
  private:
+  static constexpr int kStateOffset = 3;
+  int state_floats() const { return ValueStateFloats(shape_.group); }
+
+  // Of the values of the entry's tokens up to the row's own, in order.
+  void FillSums(const SampledRow& row, int head, int block, float* sums) {
+    for (int t = block * kBlockTokens; t < std::min(block * kBlockTokens + 64, row.At() + 1); ++t) {
+      for (int c = 0; c < shape_.head_dim; ++c) sums[c] += row.sequence->Value(0, head, t, c);
+    }
+  }
+
   int Stride() const {
     int most = 1;
     for (const SampledRow& row : rows_) {
@@ -116,6 +133,9 @@ class SampledBatch {
     segment.samples = row.samples;
     segment.seed = row.seed;
     segment.entry_rows = entry_rows_.data() + first * stride_;
+    segment.state = states_.data() + first * state_floats();
+    std::copy(row.state.begin(), row.state.end(), segment.state + kStateOffset);
+    if (row.has_sums) segment.value_sums = sum_lists_.data() + first * stride_;
     const int blocks = row.At() / kBlockTokens + 1;
     for (int h = 0; h < shape_.num_kv_heads; ++h) {
       const int entries = row.lists.empty() ? blocks : static_cast<int>(row.lists[h].size());
@@ -126,6 +146,8 @@ class SampledBatch {
         blocks_[place] = block;
         keys_[place + stride_] = row.sequence->Page(0, h, block);
         biases_[place + stride_] = row.sequence->Biases(h, block);
+        sum_lists_[place + stride_] = sums_.data() + place * shape_.head_dim;
+        if (row.has_sums) FillSums(row, h, block, sums_.data() + place * shape_.head_dim);
         if (!row.values.empty()) values_[place + stride_] = row.values[h * blocks + block];
       }
     }
@@ -151,6 +173,8 @@ class SampledBatch {
     params.estimator = options_.estimator;
     params.max_entries = options_.max_entries > 0 ? options_.max_entries : stride_;
     params.keys_offset = params.values_offset = params.biases_offset = stride_;
+    params.sums_offset = stride_;
+    params.state_offset = kStateOffset;
     params.forced_offset = options_.forced_offset;
     params.fp8 = options_.fp8;
     return params;
@@ -166,7 +190,11 @@ class SampledBatch {
   SharedArray<std::byte> out_;
   SharedArray<const std::byte*> keys_, values_;
   SharedArray<const float*> biases_;
-  SharedArray<int32_t> blocks_, entry_rows_, list_counts_;
+  SharedArray<int32_t> blocks_, entry_rows_;
+  SharedArray<float> sums_;
+  SharedArray<const float*> sum_lists_;
+  SharedArray<float> states_;
+  SharedArray<int32_t> list_counts_;
   SharedArray<SampledCounts> counts_, totals_;
   SharedArray<SampledSegment> segments_;
 };

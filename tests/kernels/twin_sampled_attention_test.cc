@@ -12,7 +12,19 @@
 namespace augur::kernels {
 namespace {
 
-constexpr ValueEstimator kOnDevices[] = {ValueEstimator::kProportional, ValueEstimator::kFlash};
+constexpr ValueEstimator kOnDevices[] = {ValueEstimator::kProportional, ValueEstimator::kFlash,
+                                         ValueEstimator::kShared};
+
+// What kShared keeps between steps, as if the exact normalisers had been seen at lambda.
+std::vector<float> StateOf(const AttentionShape& shape, float lambda, float seen) {
+  std::vector<float> state;
+  for (int h = 0; h < shape.num_kv_heads; ++h) {
+    state.push_back(lambda > 0 ? 1.0f : 0.0f);
+    state.push_back(lambda);
+    for (int g = 0; g < shape.group; ++g) state.push_back(lambda > 0 ? seen + 0.1f * g : 0.0f);
+  }
+  return state;
+}
 
 // A list whose scores are given, over a few pages of small whole values again and again: with 2^k
 // draws every sum is exact, so that equal counts give equal bits whatever the order.
@@ -26,6 +38,7 @@ struct ScoredDraws {
   std::vector<float> out;
   std::vector<int32_t> entry_rows;
   SampledCounts counts;
+  std::vector<float> state;
 };
 
 constexpr int kValuePages = 5;
@@ -57,11 +70,15 @@ ScoredDraws DrawScored(Backend& backend, const ScoredList& list, ValueEstimator 
   for (int e = 0; e < entries; ++e) values[e] = pages.data() + e % kValuePages * half;
   SharedArray<int32_t> entry_rows(backend, entries);
   SharedArray<SampledCounts> counts(backend, 1);
+  const AttentionShape shape{list.group, 1, list.head_dim, list.dtype};
+  SharedArray<float> state(
+      backend, StateOf(shape, static_cast<float>(samples), std::log2(1.0f + entries / 5.0f)));
   SharedArray<float> out(backend, size_t(list.group) * list.head_dim);
   SharedArray<SampledSegment> segment(
       backend, std::vector<SampledSegment>{{.row = 0,
                                             .position = list.tokens - 1,
                                             .values = values.data(),
+                                            .state = state.data(),
                                             .list_stride = entries,
                                             .samples = samples,
                                             .seed = seed,
@@ -84,7 +101,7 @@ ScoredDraws DrawScored(Backend& backend, const ScoredList& list, ValueEstimator 
                             .scores = scores.data(),
                             .scores_stride = stride});
   backend.Synchronize();
-  return {out.ToVector(), entry_rows.ToVector(), counts[0]};
+  return {out.ToVector(), entry_rows.ToVector(), counts[0], state.ToVector()};
 }
 
 TEST(TwinSampledTest, GivenScoresDrawWhatTheCpuDraws) {
@@ -107,10 +124,13 @@ TEST(TwinSampledTest, GivenScoresDrawWhatTheCpuDraws) {
           ASSERT_TRUE(found.counts == expected.counts);
           if (estimator == ValueEstimator::kProportional) {
             ASSERT_TRUE(SameBits(found.out, expected.out));
-          } else {
-            for (size_t i = 0; i < found.out.size(); ++i) {
-              ASSERT_NEAR(found.out[i], expected.out[i], 1e-5);
-            }
+            continue;
+          }
+          for (size_t i = 0; i < found.out.size(); ++i) {
+            ASSERT_NEAR(found.out[i], expected.out[i], 1e-5 * (1 + std::fabs(expected.out[i])));
+          }
+          for (size_t i = 0; i < found.state.size(); ++i) {
+            ASSERT_NEAR(found.state[i], expected.state[i], 1e-5 * (1 + expected.state[i]));
           }
         }
       }
@@ -148,6 +168,9 @@ TEST(TwinSampledTest, ManyDrawsGiveExactAttention) {
       rows[1].lists = SomeBlocks(shape, (tokens + 63) / 64);
       rows[2].has_biases = true;
       rows[3].position = 77;
+      // At such a rate every row is certain.
+      rows[1].state = rows[3].state = StateOf(shape, kMaxValueSamples, 1.0f);
+      rows[0].has_sums = rows[3].has_sums = true;
       for (const ValueEstimator estimator : kOnDevices) {
         const SampledResult found = Sample(under_test, shape, rows, {.estimator = estimator});
         for (size_t r = 0; r < rows.size(); ++r) {
@@ -177,6 +200,8 @@ TEST(TwinSampledTest, RowsStandAlone) {
         rows.push_back({});
       }
       rows[8].lists = SomeBlocks(shape, 18);
+      rows[6].state = rows[8].state = StateOf(shape, 40, 1.5f);
+      rows[6].has_sums = true;
       for (const ValueEstimator estimator : kOnDevices) {
         SampledOptions options{.estimator = estimator};
         const SampledResult together = Sample(under_test, shape, rows, options);
@@ -197,6 +222,9 @@ TEST(TwinSampledTest, RowsStandAlone) {
                 std::equal(alone.out.begin(), alone.out.end(), together.out.begin() + r * width))
                 << under_test.name << " " << Describe(shape) << " row " << r;
             ASSERT_TRUE(alone.counts[0] == together.counts[r]);
+            ASSERT_TRUE(SameBits(alone.states.data(),
+                                 together.states.data() + r * alone.states.size(),
+                                 alone.states.size()));
           }
           options.max_entries = 0;
           sum.draws += together.counts[r].draws;
@@ -266,7 +294,9 @@ SampledResult Coefficients(const BackendUnderTest& under_test, const AttentionSh
     WriteAs(shape.dtype, 1.0f, ones.data(), size_t(t) * shape.head_dim + t);
   }
   const DeviceBytes values(*under_test.backend, ones);
-  SampledRow row{.sequence = &sequence, .samples = samples};
+  SampledRow row{.sequence = &sequence,
+                 .samples = samples,
+                 .state = StateOf(shape, static_cast<float>(samples), 0.3f)};
   for (int b = 0; b < sequence.num_blocks(); ++b) {
     row.values.push_back(values.data() + b * shape.page_bytes() / 2);
   }
@@ -378,11 +408,13 @@ TEST(TwinSampledTest, AMillionTokens) {
     SharedArray<const std::byte*> keys(backend, blocks);
     for (int b = 0; b < blocks; ++b) keys[b] = sequence.Page(0, 0, b % 64);
     SharedArray<SampledCounts> totals(backend, std::vector<SampledCounts>(1));
+    SharedArray<float> state(backend, StateOf(shape, 512, 10.0f));
     for (const ValueEstimator estimator : kOnDevices) {
       SharedArray<SampledSegment> segment(
           backend, std::vector<SampledSegment>{{.row = 0,
                                                 .position = blocks * kBlockTokens - 1,
                                                 .keys = keys.data(),
+                                                .state = state.data(),
                                                 .list_stride = blocks,
                                                 .samples = 512,
                                                 .seed = 9}});
@@ -401,7 +433,7 @@ TEST(TwinSampledTest, AMillionTokens) {
                                 .estimator = estimator,
                                 .max_entries = blocks});
       backend.Synchronize();
-      for (int i = 0; i < shape.out_floats(); ++i) ASSERT_LT(std::fabs(out[i]), 1.0f) << i;
+      for (int i = 0; i < shape.out_floats(); ++i) ASSERT_LT(std::fabs(out[i]), 4.0f) << i;
     }
     ASSERT_GE(totals[0].draws, 2 * 512 * 16);
   }
