@@ -72,7 +72,9 @@ absl::Status DeviceAttention::Allocate() {
   reserve(layers, &placement_);
   reserve(2 * layers, &stamps_);
   reserve(1, &granted_);
-  reserve(has_halves() ? rows * heads * stride_ : 0, &entry_rows_);
+  for (BackendArray<int32_t>& entry_rows : entry_rows_) {
+    reserve(has_halves() ? rows * heads * stride_ : 0, &entry_rows);
+  }
   reserve(draws_values() ? 1 : 0, &sampled_totals_);
   reserve(options_.driven.by_law ? layers * stacks_layer() : 0, &stacks_);
   const bool infinigen = has_infinigen();
@@ -123,6 +125,8 @@ void DeviceAttention::RunAhead(Backend* backend, int layer) {
     if (Lacks(OrderingEdge::kListBeforeCopy)) backend->Follow(select);
   }
   if (!chooses) return;
+  // Of the layer before, whose lists the next one takes over.
+  if (ReadsSlots(layer - 1)) CountReads(select, layer - 1);
   SelectForetold(select, main_, next, nullptr);
   Delay(select, OrderingEdge::kListBeforeCopy);
   Place(select, kAhead, main_.place[kAhead], next, next * tables_->lists_layer());

@@ -377,6 +377,10 @@ class DeviceAttention {
   void PlaceSums(kernels::Backend* backend, Time time, Range range, int layer);
   void AttendSampled(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
                      const float* qkv, void* attended);
+  // Some rows of the step may read values at their slots' sources.
+  bool ReadsSlots(int layer) const;
+  // What they have read is counted beside the next layer, before the one after it is chosen for.
+  bool CountsReadsAside(int layer) const { return ChoosesAhead(layer + 2); }
   void CountReads(kernels::Backend* backend, int layer);
 
   // device_infinigen.cc
@@ -435,7 +439,8 @@ class DeviceAttention {
   kernels::BackendArray<int32_t> granted_;
   kernels::BackendArray<int32_t> stacks_;  // [layers][stacks_layer], of choices drawn by a law
 
-  kernels::BackendArray<int32_t> entry_rows_;  // [max_rows][kv heads][stride]: rows of values
+  // Rows of values, [max_rows][kv heads][stride], by parity of the layer.
+  std::array<kernels::BackendArray<int32_t>, 2> entry_rows_;
   kernels::BackendArray<SampledTotals> sampled_totals_;
 
   // InfiniGen's; empty where there is no basis.

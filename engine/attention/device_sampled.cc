@@ -99,7 +99,7 @@ kernels::SampledSegment DeviceAttention::SampledChosenOf(const AttentionPiece& p
   sampled.list_stride = stride_;
   if (!in_slots) return sampled;
   sampled.values = selection.values.data() + at;
-  sampled.entry_rows = entry_rows_.data() + at;
+  sampled.entry_rows = entry_rows_[parity].data() + at;
   return sampled;
 }
 
@@ -242,9 +242,11 @@ void DeviceAttention::AttendSampled(Backend* backend, const Group& group, int la
   params.state_offset = layer * tables_->state_layer();
   attend(arrays_.sampled[layer % 2], group.sampled,
          group.own_sums.first + (staged ? group.sampled_dense.count : 0), params);
-  if (!staged && group.sampled.count > 0 && calls_.tiered && layer > 0) {
-    CountReads(backend, layer);
-  }
+  if (!staged && ReadsSlots(layer) && !CountsReadsAside(layer)) CountReads(backend, layer);
+}
+
+bool DeviceAttention::ReadsSlots(int layer) const {
+  return main_.sampled.count > 0 && calls_.tiered && layer > 0;
 }
 
 void DeviceAttention::CountReads(Backend* backend, int layer) {
@@ -253,7 +255,7 @@ void DeviceAttention::CountReads(Backend* backend, int layer) {
   backend->CountValueReads({.segments = arrays_.reads,
                             .num_segments = decode_rows_,
                             .num_kv_heads = options_.num_kv_heads,
-                            .entry_rows = entry_rows_.data(),
+                            .entry_rows = entry_rows_[layer % 2].data(),
                             .counts = selection.counts.data(),
                             .source_slots = selection.source_slots.data(),
                             .selection_stride = stride_,

@@ -12,9 +12,9 @@ struct ValueReadsSegment {
   int slot_stride = 0;
 };
 
-// Behind sampled attention, and before the slots are placed anew: adds to each slot that holds keys
-// alone what reading its block's rows of values at the source has cost, the larger of their bytes
-// and one place.
+// Behind sampled attention, and before the slots are placed anew, on a lane or not: adds to each
+// slot that holds keys alone what reading its block's rows of values at the source has cost, the
+// larger of their bytes and one place.
 struct CountValueReadsParams {
   const ValueReadsSegment* segments = nullptr;  // [num_segments]
   int num_segments = 0;
