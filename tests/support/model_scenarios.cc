@@ -124,8 +124,11 @@ std::vector<Logits> StepTogether(ModelDriver* model, std::vector<ModelDriver::Se
   }
 }
 
-void DrawTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequences, int decodes) {
+std::vector<std::vector<float>> DrawTogether(ModelDriver* model,
+                                             std::vector<ModelDriver::Sequence>* sequences,
+                                             int decodes) {
   const int batch = static_cast<int>(sequences->size());
+  std::vector<std::vector<float>> told(batch);
   for (int step = 0;; ++step) {
     std::vector<ModelDriver::Part> parts;
     bool done = true;
@@ -138,13 +141,15 @@ void DrawTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequen
       if (step % 11 == i && missing == 1) continue;  // waits
       parts.push_back({&sequence, std::min(missing, missing > 1 ? 64 * (1 + i % 2) : 1)});
     }
-    if (done) return;
+    if (done) return told;
     if (parts.empty()) continue;
     model->Step(parts);
     for (size_t p = 0; p < parts.size(); ++p) {
       ModelDriver::Sequence& sequence = *parts[p].sequence;
       if (sequence.computed < static_cast<int>(sequence.tokens.size())) continue;
       sequence.tokens.push_back(model->sampled()[p]);
+      if (sequence.logprobs < 0) continue;
+      told[&sequence - sequences->data()].push_back(model->outputs().logprobs[p].chosen.logprob);
     }
   }
 }

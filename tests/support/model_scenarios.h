@@ -48,7 +48,10 @@ std::vector<Logits> StepTogether(ModelDriver* model, std::vector<ModelDriver::Se
                                  int decodes, int max_rows);
 
 // Likewise, until each has drawn `decodes` tokens, which it keeps; every one waits in a step now
-// and then, so that what was run ahead for it was in vain. `model` may run ahead.
-void DrawTogether(ModelDriver* model, std::vector<ModelDriver::Sequence>* sequences, int decodes);
+// and then, so that what was run ahead for it was in vain. `model` may run ahead. Gives the drawn
+// tokens' log probabilities of each sequence that has them told, whose bits are those of logits.
+std::vector<std::vector<float>> DrawTogether(ModelDriver* model,
+                                             std::vector<ModelDriver::Sequence>* sequences,
+                                             int decodes);
 
 }  // namespace augur::tests
