@@ -147,6 +147,32 @@ absl::StatusOr<CompletionAnswer> CompletionClient::Complete(const CompletionQuer
   return answer;
 }
 
+absl::StatusOr<std::vector<double>> CompletionClient::ScorePrompt(const std::vector<uint32_t>& ids,
+                                                                  const AttentionVariant& variant) {
+  v1::CompleteRequest request;
+  *request.mutable_token_ids()->mutable_ids() = {ids.begin(), ids.end()};
+  request.set_bypass_prefix_cache(true);
+  request.mutable_stopping()->set_max_tokens(0);
+  request.mutable_output()->set_prompt_logprobs(0);
+  request.mutable_attention()->set_policy(variant.policy);
+  request.mutable_attention()->set_prefill_policy(variant.prefill);
+  if (variant.top_k_blocks) request.mutable_attention()->set_top_k_blocks(*variant.top_k_blocks);
+  OpenCall call(this, call_limit_s_);
+  const auto reader = stub_->Complete(call.context(), request);
+  std::vector<double> logprobs;
+  for (v1::CompleteResponse response; reader->Read(&response);) {
+    if (!response.has_prompt_tokens()) continue;
+    for (const v1::TokenLogprobs& token : response.prompt_tokens().logprobs()) {
+      logprobs.push_back(token.chosen().logprob());
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return ToStatus(status);
+  if (logprobs.size() == ids.size()) return logprobs;
+  return absl::InternalError(absl::StrCat(
+      "expected ", ids.size(), " log probabilities of a prompt, found ", logprobs.size()));
+}
+
 void CompletionClient::Cancel() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "augur/v1/completions.grpc.pb.h"
+#include "loadtest/attention_policies.h"
 
 namespace augur::loadtest {
 
@@ -52,6 +53,10 @@ class CompletionClient {
   // Without what the tokenizer adds around a text.
   absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& text);
   absl::StatusOr<CompletionAnswer> Complete(const CompletionQuery& query);
+  // Natural logarithms of the probabilities of a prompt's tokens, each after those before it; 0 for
+  // the first. The prompt is computed whole, under the variant's policy for prompts.
+  absl::StatusOr<std::vector<double>> ScorePrompt(const std::vector<uint32_t>& ids,
+                                                  const AttentionVariant& variant);
 
   // Ends all calls that are under way and every later one with Cancelled.
   void Cancel();

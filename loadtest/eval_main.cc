@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "loadtest/attention_policies.h"
 #include "loadtest/command_line.h"
 #include "loadtest/completion_client.h"
@@ -16,8 +17,10 @@
 #include "loadtest/evaluation_report.h"
 #include "loadtest/exit_status.h"
 #include "loadtest/metrics_scrape.h"
+#include "loadtest/perplexity.h"
 #include "loadtest/stop_signals.h"
 #include "loadtest/sweep_file.h"
+#include "loadtest/text_file.h"
 #include "loadtest/training_text.h"
 
 // Set by the build.
@@ -34,6 +37,10 @@ struct EvalFlags {
   std::vector<std::string> policies = {"dense"};
   std::vector<std::string> values;
   std::vector<int64_t> top_k_blocks;
+  std::vector<int64_t> chosen_blocks;
+  int64_t forced_blocks = 0;
+  std::vector<std::string> documents_at;
+  std::vector<std::string> compare;
   std::vector<int64_t> lengths = {8000};
   int64_t seed = 1;
   int64_t max_tokens = 16;
@@ -41,6 +48,7 @@ struct EvalFlags {
   std::string json;
   std::string svg;
   std::string training_text;
+  bool perplexity = false;
   std::string sweep;  // read before the others (sweep_file.h)
 };
 
@@ -80,6 +88,44 @@ void AddPromptFlags(CLI::App* app, EvalFlags* flags) {
       ->capture_default_str();
 }
 
+// What a grid of many runs wants beside a few.
+void AddGridFlags(CLI::App* app, EvalFlags* flags) {
+  EvaluationOptions* options = &flags->options;
+  auto* const forced =
+      app->add_option(
+             "--forced-blocks", flags->forced_blocks,
+             "The deployment's init_blocks + local_blocks, which --chosen-blocks leaves out")
+          ->type_name("N")
+          ->check(CLI::Range(int64_t{1}, int64_t{1} << 20).description(""));
+  app->add_option("--chosen-blocks", flags->chosen_blocks,
+                  "Instead of --top-k-blocks: blocks beyond the forced ones")
+      ->type_name("N,...")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30).description(""))
+      ->needs(forced)
+      ->excludes("--top-k-blocks");
+  app->add_option("--documents-at", flags->documents_at,
+                  "More documents at one length and budget (as --top-k-blocks or\n--chosen-blocks "
+                  "has it), under dense at that length; 8000/16:50")
+      ->type_name("LENGTH/BLOCKS:N,...")
+      ->delimiter(',');
+  app->add_option("--least-dense", options->least_dense,
+                  "Leave out tasks of which dense gets less right; dense comes first")
+      ->type_name("SHARE")
+      ->check(Between(0, 1))
+      ->capture_default_str();
+  app->add_option("--compare", flags->compare,
+                  "Policies beside each other, on the same questions, and all tasks\ntogether; "
+                  "forecast:sparse")
+      ->type_name("A:B,...")
+      ->delimiter(',');
+  app->add_option("--documents-at-once", options->documents_at_once,
+                  "Documents of a task under way at a time, each with --concurrency")
+      ->type_name("N")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+}
+
 void AddFlags(CLI::App* app, EvalFlags* flags) {
   EvaluationOptions* options = &flags->options;
   app->add_option("--sweep", flags->sweep,
@@ -112,6 +158,7 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
       ->type_name("N,...")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31).description(""));
+  AddGridFlags(app, flags);
   app->add_option("--values", flags->values,
                   "Under each policy, one after the other: exact, or samples of\nvalues of a "
                   "generated token; the daemon's choice unless given")
@@ -136,6 +183,9 @@ void AddFlags(CLI::App* app, EvalFlags* flags) {
                   "Ask nothing: write each document with its questions and answers\nbehind it, a "
                   "line each, for augur-train-forecast --data")
       ->type_name("FILE.jsonl");
+  app->add_flag("--perplexity", flags->perplexity,
+                "Instead of questions: how well the --text files' tokens are\nforetold under each "
+                "policy, the second half of each of --documents\nsequences");
   app->add_option("--svg", flags->svg, "Draw accuracy over the KV that budgets read to this file")
       ->type_name("FILE");
   app->add_option("--json", flags->json, "Write every question and answer to this file")
@@ -163,8 +213,47 @@ void AddVariants(AttentionVariant variant, const std::vector<int64_t>& budgets,
   }
 }
 
+// "8000/16:50": length, budget, documents.
+absl::StatusOr<DocumentsAt> DocumentsAtOf(const std::string& text, int64_t forced_blocks) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::ByAnyChar("/:"));
+  DocumentsAt at;
+  int64_t blocks = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &at.length) ||
+      !absl::SimpleAtoi(parts[1], &blocks) || !absl::SimpleAtoi(parts[2], &at.documents) ||
+      at.documents < 1 || at.documents > 10'000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--documents-at: expected length/blocks:documents, found \"", text, "\""));
+  }
+  at.top_k_blocks = static_cast<uint32_t>(blocks + forced_blocks);
+  return at;
+}
+
+absl::Status ResolveGrid(EvalFlags* flags) {
+  for (const int64_t blocks : flags->chosen_blocks) {
+    flags->top_k_blocks.push_back(flags->forced_blocks + blocks);
+  }
+  for (const std::string& text : flags->documents_at) {
+    const auto at = DocumentsAtOf(text, flags->chosen_blocks.empty() ? 0 : flags->forced_blocks);
+    if (!at.ok()) return at.status();
+    flags->options.documents_at.push_back(*at);
+  }
+  for (const std::string& text : flags->compare) {
+    const std::vector<std::string> names = absl::StrSplit(text, ':');
+    if (names.size() != 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--compare: expected two policies, policy:policy, found \"", text, "\""));
+    }
+    const auto policy = VariantOf(names[0]), to = VariantOf(names[1]);
+    if (!policy.ok()) return policy.status();
+    if (!to.ok()) return to.status();
+    flags->options.compared.emplace_back(*policy, *to);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ResolveNames(EvalFlags* flags) {
   EvaluationOptions* options = &flags->options;
+  if (const absl::Status grid = ResolveGrid(flags); !grid.ok()) return grid;
   for (const std::string& name : flags->tasks) {
     const absl::StatusOr<RecallTask> task = TaskOf(name);
     if (!task.ok()) return task.status();
@@ -239,9 +328,40 @@ absl::Status AskAll(const EvalFlags& flags, const DocumentsOfLengths& documents,
   return absl::OkStatus();
 }
 
+// The texts' perplexity at every length, under every variant.
+int MeasurePerplexity(const EvalFlags& flags, CompletionClient* client,
+                      const StopSignals& signals) {
+  std::vector<uint32_t> tokens;
+  for (const std::string& path : flags.options.text_files) {
+    const auto text = ReadTextFile("--text", path);
+    if (!text.ok()) return kCommand.Fail(kExitUsage, text.status());
+    const auto ids = client->Tokenize(*text);
+    if (!ids.ok()) return kCommand.FailCall(ids.status());
+    tokens.insert(tokens.end(), ids->begin(), ids->end());
+  }
+  PerplexityReport report;
+  absl::Status scored;
+  for (const int64_t length : flags.lengths) {
+    const auto sequences = CutSequences(tokens, length, flags.options.documents);
+    if (!sequences.ok()) return kCommand.Fail(kExitUsage, sequences.status());
+    scored = ScoreVariants(*sequences, flags.options.variants, client, SayProgress, &report);
+    if (!scored.ok()) break;
+  }
+  std::fputs(PerplexityText(report).c_str(), stdout);
+  const bool written =
+      std::fflush(stdout) == 0 &&
+      (flags.json.empty() ||
+       kCommand.WriteFile("--json", flags.json, PerplexityJson(report), std::ios::trunc));
+  if (signals.stopped()) return kExitInterrupted;
+  if (!scored.ok()) return kCommand.FailCall(scored);
+  if (!written) return kExitFailed;
+  return report.refused.empty() ? kExitOk : kExitRefused;
+}
+
 int Evaluate(const EvalFlags& flags, const FillerText& filler, CompletionClient* client,
              const StopSignals& signals) {
   Evaluation evaluation;
+  evaluation.compared = flags.options.compared;
   DocumentsOfLengths documents;
   int status = CheckDaemon(flags, client, &evaluation.model);
   if (status == kExitOk) status = MakeDocuments(flags, filler, client, &documents);
@@ -286,7 +406,8 @@ int Run(EvalFlags flags) {
   BlockStopSignals();
   CompletionClient client(flags.options.address, flags.options.call_limit_s);
   const StopSignals signals([&client] { client.Cancel(); });
-  const int status = Evaluate(flags, *filler, &client, signals);
+  const int status = flags.perplexity ? MeasurePerplexity(flags, &client, signals)
+                                      : Evaluate(flags, *filler, &client, signals);
   if (status == kExitInterrupted) std::fputs("augur-eval: interrupted\n", stderr);
   return status;
 }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
+#include <mutex>
 #include <random>
 #include <set>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -94,25 +97,76 @@ int CountRight(const std::vector<AskedQuestion>& asked) {
       std::count_if(asked.begin(), asked.end(), [](const auto& one) { return one.exact; }));
 }
 
-absl::Status AskDocuments(const EvaluationOptions& options, const std::vector<Document>& documents,
-                          CompletionQuery query, const std::string& salt, CompletionClient* client,
-                          const ProgressLine& progress, PolicyRun* run) {
-  for (size_t i = 0; i < documents.size(); ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    query.cache_salt = absl::StrCat(salt, "-", i);
-    query.seed = (options.seed << 32) + (i << 16);
-    DocumentCalls calls(client, documents[i], query);
-    const absl::Status status =
-        calls.Ask(static_cast<int>(i), options.concurrency, &run->questions);
-    if (!status.ok()) return status;
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    progress(absl::StrFormat("%s %s: document %d of %d in %.1f s, %d of %d right so far",
-                             TaskName(run->task), VariantName(run->variant), i + 1,
-                             documents.size(), took.count(), CountRight(run->questions),
-                             run->questions.size()));
+// All documents of a run, documents_at_once at a time.
+class RunCalls {
+ public:
+  RunCalls(const EvaluationOptions& options, std::span<const Document> documents,
+           CompletionQuery query, std::string salt, CompletionClient* client,
+           const ProgressLine& progress)
+      : options_(options),
+        documents_(documents),
+        query_(std::move(query)),
+        salt_(std::move(salt)),
+        client_(client),
+        progress_(progress),
+        asked_(documents.size()) {}
+
+  absl::Status Ask(PolicyRun* run) {
+    name_ = absl::StrCat(TaskName(run->task), " ", VariantName(run->variant));
+    std::vector<std::thread> askers;
+    for (int i = 1; i < options_.documents_at_once; ++i) {
+      askers.emplace_back([this] { AskDocuments(); });
+    }
+    AskDocuments();
+    for (std::thread& asker : askers) asker.join();
+    for (std::vector<AskedQuestion>& asked : asked_) {
+      std::move(asked.begin(), asked.end(), std::back_inserter(run->questions));
+    }
+    return status_;
   }
-  return absl::OkStatus();
-}
+
+ private:
+  void AskDocuments() {
+    for (size_t i = next_++; i < documents_.size() && !failed_.load(); i = next_++) {
+      const auto start = std::chrono::steady_clock::now();
+      CompletionQuery query = query_;
+      query.cache_salt = absl::StrCat(salt_, "-", i);
+      query.seed = (options_.seed << 32) + (i << 16);
+      DocumentCalls calls(client_, documents_[i], query);
+      const absl::Status status = calls.Ask(static_cast<int>(i), options_.concurrency, &asked_[i]);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      Note(status, i, took.count());
+    }
+  }
+
+  void Note(const absl::Status& status, size_t document, double seconds) {
+    const std::lock_guard lock(mutex_);
+    status_.Update(status);
+    if (!status.ok()) return failed_.store(true);
+    ++done_;
+    right_ += CountRight(asked_[document]);
+    questions_ += asked_[document].size();
+    progress_(absl::StrFormat("%s: document %d of %d in %.1f s, %d of %d right so far", name_,
+                              done_, documents_.size(), seconds, right_, questions_));
+  }
+
+  const EvaluationOptions& options_;
+  const std::span<const Document> documents_;
+  const CompletionQuery query_;
+  const std::string salt_;
+  CompletionClient* const client_;
+  const ProgressLine& progress_;
+  std::string name_;
+  std::vector<std::vector<AskedQuestion>> asked_;  // [documents], one writer each
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  // Under mutex_ while askers run.
+  absl::Status status_;
+  int done_ = 0;
+  int right_ = 0;
+  size_t questions_ = 0;
+};
 
 // The page, or nothing where it is not wanted or not to be had.
 std::optional<std::vector<PrometheusSample>> LookAtMetrics(const EvaluationOptions& options,
@@ -144,6 +198,17 @@ const std::vector<std::string>& WatchedCounters() {
   return *kNames;
 }
 
+int DocumentsOf(const EvaluationOptions& options, const AttentionVariant& variant) {
+  int documents = options.documents;
+  for (const DocumentsAt& at : options.documents_at) {
+    if (at.length != options.length) continue;
+    if (variant.is_dense() || variant.top_k_blocks == at.top_k_blocks) {
+      documents = std::max(documents, at.documents);
+    }
+  }
+  return documents;
+}
+
 absl::Status CheckOptions(const EvaluationOptions& options) {
   if (const RecallTask* task = FindRepeated(options.tasks)) {
     return absl::InvalidArgumentError(
@@ -153,6 +218,10 @@ absl::Status CheckOptions(const EvaluationOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--policies, --top-k-blocks, --values: ", VariantName(*variant),
                      " is given twice, at most once"));
+  }
+  if (options.least_dense > 0 && !options.variants.front().is_dense()) {
+    return absl::InvalidArgumentError(
+        "--least-dense: expected dense to be the first of --policies");
   }
   for (const RecallTask task : options.tasks) {
     if (IsWordList(task)) continue;
@@ -189,8 +258,10 @@ absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options
                                                 const ProgressLine& progress) {
   DocumentsOfTasks all;
   for (const RecallTask task : options.tasks) {
-    progress(absl::StrCat("making ", options.documents, " documents of task ", TaskName(task)));
-    for (int number = 0; number < options.documents; ++number) {
+    const int documents =
+        DocumentsOf(options, AttentionVariant{.policy = v1::ATTENTION_POLICY_DENSE});
+    progress(absl::StrCat("making ", documents, " documents of task ", TaskName(task)));
+    for (int number = 0; number < documents; ++number) {
       absl::StatusOr<Document> document = BuildDocument({.task = task,
                                                          .length = options.length,
                                                          .questions = options.questions,
@@ -199,6 +270,12 @@ absl::StatusOr<DocumentsOfTasks> BuildDocuments(const EvaluationOptions& options
                                                          .seed = options.seed,
                                                          .number = number},
                                                         filler, count);
+      if (absl::IsOutOfRange(document.status()) && options.least_dense > 0) {
+        progress(absl::StrCat(TaskName(task), " is left out at ", options.length,
+                              " tokens: ", document.status().message()));
+        all.erase(task);
+        break;
+      }
       if (!document.ok()) return document.status();
       all[task].push_back(*std::move(document));
     }
@@ -217,8 +294,10 @@ absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks
   query.value_samples = run.variant.value_samples;
   query.max_tokens = options.max_tokens;
   const auto before = LookAtMetrics(options, progress);
-  const absl::Status status =
-      AskDocuments(options, documents.at(run.task), query, salt, client, progress, &run);
+  const std::vector<Document>& of_task = documents.at(run.task);
+  const size_t wanted = static_cast<size_t>(DocumentsOf(options, run.variant));
+  const std::span<const Document> asked(of_task.data(), std::min(of_task.size(), wanted));
+  const absl::Status status = RunCalls(options, asked, query, salt, client, progress).Ask(&run);
   if (absl::IsFailedPrecondition(status)) {
     const std::string message(status.message());
     progress(absl::StrCat(VariantName(run.variant),
@@ -233,11 +312,30 @@ absl::Status AskVariant(const EvaluationOptions& options, const DocumentsOfTasks
   return absl::OkStatus();
 }
 
+// Whether the last run shows that its task says nothing of other variants; noted in `evaluation`.
+bool IsTooHard(const EvaluationOptions& options, const ProgressLine& progress,
+               Evaluation* evaluation) {
+  if (evaluation->runs.empty()) return false;
+  const PolicyRun& run = evaluation->runs.back();
+  if (!run.variant.is_dense() || run.questions.empty()) return false;
+  const double exact =
+      static_cast<double>(CountRight(run.questions)) / static_cast<double>(run.questions.size());
+  if (exact >= options.least_dense) return false;
+  progress(absl::StrFormat("%s, %d tokens, is left out: %.3f right under dense attention",
+                           TaskName(run.task), run.length, exact));
+  evaluation->left_out.push_back({run.task, run.length, exact});
+  return true;
+}
+
 absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTasks& documents,
                          CompletionClient* client, const ProgressLine& progress,
                          Evaluation* evaluation) {
   evaluation->complete = false;
   for (const RecallTask task : options.tasks) {
+    if (!documents.contains(task)) {
+      evaluation->left_out.push_back({task, options.length, std::nullopt});
+      continue;
+    }
     // What value modes share; they follow each other in no fixed order.
     std::map<AttentionVariant, std::string> salts;
     for (const AttentionVariant& variant : options.variants) {
@@ -251,6 +349,7 @@ absl::Status AskPolicies(const EvaluationOptions& options, const DocumentsOfTask
           options, documents, salt, client, progress,
           PolicyRun{.task = task, .variant = variant, .length = options.length}, evaluation);
       if (!status.ok()) return status;
+      if (IsTooHard(options, progress, evaluation)) break;
     }
   }
   evaluation->complete = true;

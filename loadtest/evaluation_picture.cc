@@ -72,7 +72,10 @@ std::string ReportSvg(const Evaluation& evaluation) {
   std::vector<RecallTask> tasks;
   bool several_lengths = false;
   for (const PolicyRun& run : evaluation.runs) {
-    if (std::find(tasks.begin(), tasks.end(), run.task) == tasks.end()) tasks.push_back(run.task);
+    const bool counts = std::none_of(evaluation.left_out.begin(), evaluation.left_out.end(),
+                                     [&](const LeftOut& one) { return one.IsOf(run); });
+    const bool is_new = std::find(tasks.begin(), tasks.end(), run.task) == tasks.end();
+    if (counts && is_new) tasks.push_back(run.task);
     several_lengths |= run.length != evaluation.runs.front().length;
   }
   std::vector<Plot> plots;

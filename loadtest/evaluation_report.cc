@@ -43,10 +43,44 @@ std::string RunName(const Evaluation& evaluation, const PolicyRun& run) {
   return HasSeveralLengths(evaluation) ? absl::StrCat(name, ", ", run.length, " tokens") : name;
 }
 
-std::vector<bool> RightOnes(const PolicyRun& run) {
+// Of the first `count` questions: a base may have been asked more.
+std::vector<bool> RightOnes(const PolicyRun& run, size_t count) {
   std::vector<bool> right;
-  for (const AskedQuestion& asked : run.questions) right.push_back(asked.exact);
+  for (const AskedQuestion& asked : run.questions) {
+    if (right.size() < count) right.push_back(asked.exact);
+  }
   return right;
+}
+
+bool IsLeftOut(const Evaluation& evaluation, const PolicyRun& run) {
+  return std::any_of(evaluation.left_out.begin(), evaluation.left_out.end(),
+                     [&](const LeftOut& one) { return one.IsOf(run); });
+}
+
+// One variant at one length, all tasks that count, beside what each run is compared with.
+struct Pool {
+  const PolicyRun* first = nullptr;  // names it
+  int tasks = 0;
+  std::vector<bool> right = {}, base_right = {};
+
+  void Add(const PolicyRun& run, const PolicyRun* base) {
+    ++tasks;
+    for (const bool one : RightOnes(run, run.questions.size())) right.push_back(one);
+    if (base == nullptr || base == &run) return;
+    for (const bool one : RightOnes(*base, run.questions.size())) base_right.push_back(one);
+  }
+  std::optional<PairedDifference> Compare() const {
+    if (base_right.size() != right.size()) return std::nullopt;
+    return ComparePaired(right, base_right);
+  }
+};
+
+Pool* PoolOf(const PolicyRun& run, std::vector<Pool>* pools) {
+  for (Pool& pool : *pools) {
+    if (pool.first->variant == run.variant && pool.first->length == run.length) return &pool;
+  }
+  pools->push_back({.first = &run});
+  return &pools->back();
 }
 
 std::string FormatInterval(const Interval& interval) {
@@ -94,29 +128,67 @@ std::string RunsTable(const Evaluation& evaluation) {
 // they have equally many questions. Empty for a single task.
 std::string PooledTable(const Evaluation& evaluation) {
   ReportTable table({"all tasks", "n", "exact", "95 %", "to base", "95 % paired"}, 1);
+  std::vector<Pool> pools;
+  for (const PolicyRun& run : evaluation.runs) {
+    if (IsLeftOut(evaluation, run)) continue;
+    PoolOf(run, &pools)->Add(run, BaseRun(evaluation, run));
+  }
   bool any = false;
-  for (const PolicyRun& first : evaluation.runs) {
-    if (first.task != evaluation.runs.front().task) continue;
-    std::vector<bool> right, base_right;
-    int tasks = 0;
-    for (const PolicyRun& run : evaluation.runs) {
-      if (run.variant != first.variant || run.length != first.length) continue;
-      ++tasks;
-      const PolicyRun* base = BaseRun(evaluation, run);
-      for (const bool one : RightOnes(run)) right.push_back(one);
-      if (base == nullptr || base == &run) continue;
-      for (const bool one : RightOnes(*base)) base_right.push_back(one);
-    }
-    any |= tasks > 1;
-    const auto count = std::count(right.begin(), right.end(), true);
-    const auto n = static_cast<int64_t>(right.size());
-    std::optional<PairedDifference> paired;
-    if (base_right.size() == right.size()) paired = ComparePaired(right, base_right);
-    table.AddRow({RunName(evaluation, first), absl::StrCat(n),
+  for (const Pool& pool : pools) {
+    any |= pool.tasks > 1;
+    const auto count = std::count(pool.right.begin(), pool.right.end(), true);
+    const auto n = static_cast<int64_t>(pool.right.size());
+    const std::optional<PairedDifference> paired = pool.Compare();
+    table.AddRow({RunName(evaluation, *pool.first), absl::StrCat(n),
                   FormatShare(static_cast<double>(count) / static_cast<double>(n)),
                   FormatInterval(WilsonInterval(count, n)),
                   paired ? FormatDifference(paired->difference) : kUnknown,
                   paired ? FormatSigned(paired->interval) : kUnknown});
+  }
+  return any ? "\n" + table.Text() : "";
+}
+
+// The run of another policy on the same questions, in the same budget and value mode.
+const PolicyRun* Counterpart(const Evaluation& evaluation, const PolicyRun& of,
+                             const AttentionVariant& policy) {
+  AttentionVariant wanted = of.variant;
+  wanted.policy = policy.policy;
+  wanted.prefill = policy.prefill;
+  for (const PolicyRun& run : evaluation.runs) {
+    if (run.task == of.task && run.length == of.length && run.variant == wanted) return &run;
+  }
+  return nullptr;
+}
+
+void AddCompared(const std::string& task, const std::string& name, const std::string& to,
+                 const PairedDifference& paired, ReportTable* table) {
+  table->AddRow({task, name, to, absl::StrCat(paired.n), FormatDifference(paired.difference),
+                 FormatSigned(paired.interval)});
+}
+
+// Pairs that were asked for: each task, then all of them together. Empty where there are none.
+std::string ComparedTable(const Evaluation& evaluation) {
+  ReportTable table({"task", "policy", "to", "n", "difference", "95 % paired"}, 3);
+  bool any = false;
+  for (const auto& [policy, to] : evaluation.compared) {
+    std::vector<Pool> pools;
+    for (const PolicyRun& run : evaluation.runs) {
+      const PolicyRun* const base = Counterpart(evaluation, run, to);
+      const bool is_policy =
+          run.variant.policy == policy.policy && run.variant.prefill == policy.prefill;
+      if (!is_policy || base == nullptr || IsLeftOut(evaluation, run)) continue;
+      Pool one{.first = &run};
+      one.Add(run, base);
+      if (!one.Compare()) continue;  // an interrupted run
+      any = true;
+      PoolOf(run, &pools)->Add(run, base);
+      AddCompared(TaskName(run.task), RunName(evaluation, run), VariantName(to), *one.Compare(),
+                  &table);
+    }
+    for (const Pool& pool : pools) {
+      AddCompared("all tasks", RunName(evaluation, *pool.first), VariantName(to), *pool.Compare(),
+                  &table);
+    }
   }
   return any ? "\n" + table.Text() : "";
 }
@@ -219,7 +291,8 @@ RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense) {
   summary.n = static_cast<int64_t>(run.questions.size());
   summary.interval = WilsonInterval(summary.right, summary.n);
   if (dense != nullptr && dense != &run) {
-    summary.to_dense = ComparePaired(RightOnes(run), RightOnes(*dense));
+    const size_t count = run.questions.size();
+    summary.to_dense = ComparePaired(RightOnes(run, count), RightOnes(*dense, count));
   }
   summary.cold_first_token_ms = Median(std::move(cold));
   if (!warm.empty()) summary.warm_first_token_ms = Median(std::move(warm));
@@ -234,10 +307,17 @@ RunSummary Summarize(const PolicyRun& run, const PolicyRun* dense) {
 }
 
 std::string ReportText(const Evaluation& evaluation) {
-  std::string text = RunsTable(evaluation) + PooledTable(evaluation) + CountersTable(evaluation);
+  std::string text = RunsTable(evaluation) + PooledTable(evaluation) + ComparedTable(evaluation) +
+                     CountersTable(evaluation);
   for (const Refusal& refusal : evaluation.refused) {
     absl::StrAppend(&text, "\n", VariantName(refusal.variant),
                     " is not in the table, the daemon refused it: ", refusal.message, "\n");
+  }
+  for (const LeftOut& one : evaluation.left_out) {
+    const std::string why =
+        one.exact ? absl::StrFormat("%.3f right under dense", *one.exact) : "its facts do not fit";
+    absl::StrAppendFormat(&text, "\n%s at %d tokens does not count: %s.\n", TaskName(one.task),
+                          one.length, why);
   }
   if (!evaluation.complete) text += "\nThe evaluation did not come to its end.\n";
   return text;
@@ -250,6 +330,11 @@ std::string ReportJson(const EvaluationOptions& options, const DocumentsOfLength
     Json one = VariantJson(refusal.variant);
     one["message"] = refusal.message;
     refused.push_back(std::move(one));
+  }
+  Json left_out = Json::array();
+  for (const LeftOut& one : evaluation.left_out) {
+    left_out.push_back(
+        {{"task", TaskName(one.task)}, {"length", one.length}, {"dense_exact", OrNull(one.exact)}});
   }
   Json runs = Json::array();
   for (const PolicyRun& run : evaluation.runs) {
@@ -274,6 +359,7 @@ std::string ReportJson(const EvaluationOptions& options, const DocumentsOfLength
                      {"options", OptionsJson(options)},
                      {"complete", evaluation.complete},
                      {"refused", std::move(refused)},
+                     {"left_out", std::move(left_out)},
                      {"runs", std::move(runs)}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -185,6 +185,44 @@ TEST_F(EvalTest, DenseAnswersAndAnotherPolicyIsCompared) {
   }
 }
 
+// loadtest/demo9m_grid.yaml as it stands, at a toy size.
+TEST_F(EvalTest, TheGridRunsByOneFile) {
+  const Ended ended =
+      EvalProcess(Arguments({"--sweep", AUGUR_SOURCE_DIR "/loadtest/demo9m_grid.yaml", "--tasks",
+                             "needle,people", "--policies", "dense,sparse", "--compare",
+                             "sparse:dense", "--chosen-blocks", "2,4", "--documents-at", "1000/4:3",
+                             "--json", folder_ + "/grid.json", "--svg", folder_ + "/grid.svg"}))
+          .Wait();
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  const auto json = nlohmann::json::parse(std::ifstream(folder_ + "/grid.json"));
+  ASSERT_EQ(json["left_out"].size(), 1u) << ended.err;
+  EXPECT_EQ(json["left_out"][0]["task"], "people");  // beyond the model
+  ASSERT_EQ(json["runs"].size(), 4u);
+  const std::vector<int> questions = {9, 6, 9};  // dense, 2 chosen blocks, 4
+  for (int run = 0; run < 3; ++run) {
+    EXPECT_EQ(json["runs"][run]["summary"]["n"], questions[run]);
+    const auto& blocks = json["runs"][run]["top_k_blocks"];
+    EXPECT_EQ(blocks, run == 0 ? nlohmann::json() : nlohmann::json(9 + 2 * run));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/grid.svg"));
+}
+
+TEST_F(EvalTest, PerplexityOfATextUnderEveryPolicy) {
+  const Ended ended =
+      EvalProcess(Arguments({"--perplexity", "--policies", "dense,sparse", "--top-k-blocks", "10",
+                             "--json", folder_ + "/perplexity.json"}))
+          .Wait();
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  const auto json = nlohmann::json::parse(std::ifstream(folder_ + "/perplexity.json"));
+  ASSERT_EQ(json["perplexity"].size(), 2u);
+  const double dense = json["perplexity"][0]["perplexity"];
+  EXPECT_EQ(json["perplexity"][0]["scored_tokens"], 1000);
+  EXPECT_GT(dense, 2.0);
+  EXPECT_LT(dense, 60.0);  // chance is the vocabulary: 4,096
+  EXPECT_NE(json["perplexity"][1]["perplexity"], dense);
+  EXPECT_NEAR(json["perplexity"][1]["to_dense"]["nats"], 0, 0.2);
+}
+
 TEST_F(EvalTest, WrongRequestsAreOneLineAndStatus2) {
   ExpectRefusal(Arguments({"--tasks", "poems"}), 2, {"--tasks", "\"poems\"", "needle"});
   ExpectRefusal(Arguments({"--policies", "lazy"}), 2, {"--policies", "\"lazy\"", "dense"});
@@ -192,6 +230,10 @@ TEST_F(EvalTest, WrongRequestsAreOneLineAndStatus2) {
   ExpectRefusal(Arguments({"--documents", "0"}), 2, {"--documents"});
   ExpectRefusal(Arguments({"--tasks", "many-keys", "--distractors", "80"}), 2,
                 {"--length", "1000", "83 facts"});
+  ExpectRefusal(Arguments({"--documents-at", "1000:3"}), 2, {"--documents-at", "1000:3"});
+  ExpectRefusal(Arguments({"--compare", "sparse"}), 2, {"--compare", "sparse"});
+  ExpectRefusal(Arguments({"--chosen-blocks", "4"}), 2, {"--forced-blocks"});
+  ExpectRefusal(Arguments({"--least-dense", "0.5", "--policies", "sparse"}), 2, {"--least-dense"});
   std::ofstream(folder_ + "/empty.txt").close();
   const std::vector<std::string> start = {"--address", daemon_->grpc_address(), "--text"};
   auto arguments = start;

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "loadtest/attention_policies.h"
 #include "loadtest/evaluation_picture.h"
+#include "loadtest/perplexity.h"
 #include "loadtest/report_table.h"
 #include "loadtest/sweep_file.h"
 #include "nlohmann/json.hpp"
@@ -92,6 +94,101 @@ TEST(ReportJson, HoldsEveryQuestion) {
   EXPECT_EQ(question["answer"], "Lima");
   EXPECT_EQ(question["completion"], " Oslo.");
   EXPECT_EQ(question["first_token_ms"], 50);
+}
+
+// Dense was asked more than the others, and one task says nothing.
+Evaluation Grid() {
+  Evaluation evaluation;
+  const auto add = [&](RecallTask task, v1::AttentionPolicy policy, uint32_t blocks,
+                       const std::string& right) {
+    PolicyRun run{task, {.policy = policy}, 8000};
+    if (blocks > 0) run.variant.top_k_blocks = blocks;
+    for (size_t i = 0; i < right.size(); ++i) {
+      run.questions.push_back(Asked(static_cast<int>(i), 0, right[i] == '+', 100));
+    }
+    evaluation.runs.push_back(run);
+  };
+  add(RecallTask::kVariables, v1::ATTENTION_POLICY_DENSE, 0, "---+");
+  for (const RecallTask task : {RecallTask::kNeedle, RecallTask::kPairs}) {
+    add(task, v1::ATTENTION_POLICY_DENSE, 0, "+++-");
+    add(task, v1::ATTENTION_POLICY_SPARSE, 13, "+-");
+    add(task, v1::ATTENTION_POLICY_SPARSE, 25, "+--+");
+    add(task, v1::ATTENTION_POLICY_FORECAST, 25, "++-+");
+  }
+  evaluation.left_out = {{RecallTask::kVariables, 8000, 0.25},
+                         {RecallTask::kHalfKeys, 8000, std::nullopt}};
+  evaluation.compared = {
+      {{.policy = v1::ATTENTION_POLICY_FORECAST}, {.policy = v1::ATTENTION_POLICY_SPARSE}}};
+  evaluation.complete = true;
+  return evaluation;
+}
+
+TEST(ReportText, ComparesTheQuestionsThatBothWereAsked) {
+  const Evaluation evaluation = Grid();
+  const RunSummary few = Summarize(evaluation.runs[2], &evaluation.runs[1]);
+  ASSERT_TRUE(few.to_dense);
+  EXPECT_EQ(few.to_dense->n, 2);
+  EXPECT_EQ(few.to_dense->lost, 1);
+  EXPECT_EQ(few.to_dense->gained, 0);
+
+  const std::string text = ReportText(evaluation);
+  const std::string pooled = text.substr(text.find("all tasks"));
+  EXPECT_NE(pooled.find("sparse 13 blocks    4  0.500"), std::string::npos) << text;
+  EXPECT_NE(pooled.find("dense               8  0.750"), std::string::npos) << text;
+  // Forecast gains one question of four in each task.
+  const std::string compared = text.substr(text.find("difference"));
+  EXPECT_NE(compared.find("needle     forecast 25 blocks  sparse  4      +0.250"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(compared.find("all tasks  forecast 25 blocks  sparse  8      +0.250"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("variables at 8000 tokens does not count: 0.250 right under dense."),
+            std::string::npos);
+  EXPECT_NE(text.find("half-keys at 8000 tokens does not count: its facts do not fit."),
+            std::string::npos);
+  EXPECT_EQ(ReportSvg(evaluation).find(">variables<"), std::string::npos);
+}
+
+TEST(Documents, MoreOfThemAtOneLengthAndBudget) {
+  EvaluationOptions options;
+  options.documents = 4;
+  options.documents_at = {{8000, 25, 50}};
+  options.length = 8000;
+  const AttentionVariant dense{.policy = v1::ATTENTION_POLICY_DENSE};
+  AttentionVariant sparse{.policy = v1::ATTENTION_POLICY_SPARSE};
+  sparse.top_k_blocks = 13;
+  EXPECT_EQ(DocumentsOf(options, dense), 50);
+  EXPECT_EQ(DocumentsOf(options, sparse), 4);
+  sparse.top_k_blocks = 25;
+  EXPECT_EQ(DocumentsOf(options, sparse), 50);
+  options.length = 4000;
+  EXPECT_EQ(DocumentsOf(options, dense), 4);
+  EXPECT_EQ(DocumentsOf(options, sparse), 4);
+}
+
+TEST(Perplexity, DifferencesArePairedOverStretches) {
+  std::vector<double> here(64 * 4, 2.0), base(64 * 4, 1.5);
+  for (size_t i = 0; i < 64; ++i) here[i] = 1.5;  // differences 0, 0.5, 0.5, 0.5
+  const auto found = CompareNats(here, base);
+  ASSERT_TRUE(found);
+  EXPECT_NEAR(found->difference, 0.375, 1e-12);
+  EXPECT_NEAR(found->interval.high - found->difference, 1.959964 * 0.25 / 2, 1e-9);
+  EXPECT_FALSE(CompareNats(here, {}));
+  EXPECT_FALSE(CompareNats({1, 2}, {1, 2}));
+
+  TokenSequence tokens(70, 5);
+  EXPECT_EQ(CutSequences(tokens, 30, 9)->size(), 2u);
+  EXPECT_EQ(CutSequences(tokens, 30, 1)->size(), 1u);
+  EXPECT_FALSE(CutSequences(tokens, 71, 1).ok());
+
+  PerplexityReport report;
+  report.runs = {{{.policy = v1::ATTENTION_POLICY_DENSE}, 512, base},
+                 {{.policy = v1::ATTENTION_POLICY_SPARSE}, 512, here}};
+  const std::string text = PerplexityText(report);
+  EXPECT_NE(text.find("+0.3750  +0.1300..+0.6200"), std::string::npos) << text;
+  const auto json = nlohmann::json::parse(PerplexityJson(report));
+  EXPECT_NEAR(json["perplexity"][0]["perplexity"], std::exp(1.5), 1e-9);
 }
 
 TEST(ReportTable, LinesUp) {
