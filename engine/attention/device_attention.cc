@@ -197,6 +197,11 @@ void DeviceAttention::RunLayer(Backend* backend, int layer, float* qkv, void* at
   for (size_t group = 0; group < staged_.size(); ++group) RunStaged(group, layer, qkv, attended);
 }
 
+void DeviceAttention::AppendLayer(Backend* backend, int layer, float* qkv) {
+  AUGUR_CHECK(staged_.empty());
+  Append(backend, main_, layer, layer * tables_->lists_layer(), qkv);
+}
+
 void DeviceAttention::RunMain(Backend* backend, int layer, float* qkv, void* attended) {
   if (main_.append.count == 0) return;
   const int64_t offset = layer * tables_->lists_layer();

@@ -156,6 +156,9 @@ class DeviceAttention {
   // qkv was made of, [rows, hidden_size] of out_dtype.
   void RunLayer(kernels::Backend* backend, int layer, float* qkv, void* attended,
                 const void* input);
+  // The part of RunLayer that later steps need: k and v are appended, q and k in qkv rotated. For
+  // a layer whose rows nobody reads; without staged rows.
+  void AppendLayer(kernels::Backend* backend, int layer, float* qkv);
   // Counts of all steps so far: [num_layers] each, in device memory.
   const kernels::PlacementCounts* placement() const { return placement_.data(); }
   // When layer l's copies were waited for and when they had been made, in the last step that

@@ -751,13 +751,19 @@ void DeviceRunner::RunOps(Backend* backend, const StepShape& shape, const StepAr
   layers_->Embed(backend, device.token_ids, shape.phases.rows);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_->ProjectQkv(backend, layer, shape.phases);
-    attention_->RunLayer(backend, layer, layers_->qkv(), layers_->attended(), layers_->normed());
+    // Whose rows go nowhere: nobody samples or tells a token.
+    const bool is_unread = observer_ != nullptr && layer + 1 == config_.num_layers &&
+                           shape.sampled == 0 && told.rows == 0;
+    if (is_unread) {
+      attention_->AppendLayer(backend, layer, layers_->qkv());
+    } else {
+      attention_->RunLayer(backend, layer, layers_->qkv(), layers_->attended(), layers_->normed());
+    }
     if (observer_ != nullptr) {
       observer_->ObserveOnDevice(layer, shape.phases.rows, layers_->qkv(), layers_->qkv_stride(),
                                  layers_->normed(), layers_->activation_dtype());
-      const bool is_last = layer + 1 == config_.num_layers;
-      if (is_last && shape.sampled == 0 && told.rows == 0) break;
     }
+    if (is_unread) break;
     layers_->AddAttended(backend, layer, shape.phases);
     layers_->AddMlp(backend, layer, shape.phases);
   }

@@ -236,7 +236,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(
     kernels::Backend* backend, const ModelConfig& config, TransformerWeights weights,
     const ModelOptions& options, const RunnerShape& shape, memory::KvMemory* kv,
     memory::DeviceTransfers* transfers, const memory::Clock* clock) {
-  if (backend->IsDevice()) {
+  if (backend->IsDevice() || options.as_device) {
     const ResidencyMode residency = options.kv.residency;
     return DeviceRunner::Create(
         backend, config, std::move(weights),

@@ -51,6 +51,7 @@ struct ModelOptions {
   int compute_threads = 1;  // of the backend, for what is counted
   int max_batch = 32;
   int max_batched_tokens = 512;
+  bool as_device = false;  // for tests: the runner for devices on the CPU
   kernels::DrivenChoice driven = {};  // for benches, on a device
 };
 

@@ -71,9 +71,9 @@ absl::StatusOr<ObservedModel> LoadObservedModel(const ObservedModelOptions& opti
         " tokens (max_position_embeddings), found ", config.max_position_embeddings));
   }
   ObservedModel model;
-  model.on_device = backend->IsDevice();
-  model.chunk_tokens =
-      model.on_device ? std::min(kObservedDeviceChunkTokens, options.tokens) : kObservedChunkTokens;
+  model.on_device = backend->IsDevice() || options.as_device;
+  model.chunk_tokens = backend->IsDevice() ? std::min(kObservedDeviceChunkTokens, options.tokens)
+                                           : kObservedChunkTokens;
   const kernels::DType largest = options.kv_dtype.value_or(kernels::DType::kF32);
   const memory::KvLayout layout =
       memory::MakeKvLayout(config.num_layers, config.num_kv_heads, config.head_dim,
@@ -89,6 +89,7 @@ absl::StatusOr<ObservedModel> LoadObservedModel(const ObservedModelOptions& opti
   to_load.attention = options.attention;
   to_load.compute_threads = options.threads;
   to_load.max_batch = 1;
+  to_load.as_device = options.as_device;
   to_load.max_batched_tokens = model.chunk_tokens;
   AUGUR_ASSIGN_OR_RETURN(static_cast<LoadedModel&>(model), LoadModel(backend, clock, to_load));
   if (model.tokenizer != nullptr || is_random) return model;

@@ -33,6 +33,7 @@ struct ObservedModelOptions {
   int threads = 1;                              // of the CPU
   std::optional<kernels::DType> kv_dtype = {};  // unset: the checkpoint's
   AttentionSettings attention = {};
+  bool as_device = false;  // for tests: as on a device, on the CPU
 };
 
 struct ObservedModel : LoadedModel {

@@ -93,7 +93,8 @@ absl::Status ForecastTraining::Load() {
                                                     .tokens = options_.length,
                                                     .threads = options_.threads,
                                                     .kv_dtype = kv_dtype,
-                                                    .attention = options_.budget},
+                                                    .attention = options_.budget,
+                                                    .as_device = options_.by_training_ops},
                                                    backend_.get(), &clock_));
   gradients_ = ZeroMatrices(config_);
   return CreatePass();
@@ -143,7 +144,7 @@ std::map<std::string, std::string> ForecastTraining::Settings() const {
           {"held_out", absl::StrCat(options_.held_out)},
           {"row_stride", absl::StrCat(options_.row_stride)},
           {"seed", absl::StrCat(options_.seed)},
-          {"device", model_->on_device ? "cuda" : "cpu"},
+          {"device", backend_->IsDevice() ? "cuda" : "cpu"},
           {"budget", absl::StrCat(budget_.top_k, "/", budget_.init, "/", budget_.local)},
           {"teacher", absl::StrCat(options_.has_fine_teacher ? "fine" : "coarse", "/",
                                    options_.has_exact_alignment ? "exact" : "released")},

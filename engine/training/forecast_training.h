@@ -58,7 +58,7 @@ struct ForecastTrainingOptions {
   std::optional<kernels::DType> kv_dtype = {};
   AdamWOptions optimizer;
   int threads = 1;
-  bool by_training_ops = false;             // for tests: a device's pass on the CPU
+  bool by_training_ops = false;             // for tests: a device's runner and pass on the CPU
   const std::atomic<bool>* stop = nullptr;  // looked at between steps: saves and returns OK
 };
 
