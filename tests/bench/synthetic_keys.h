@@ -14,7 +14,8 @@
 //
 // Not like text: query heads of a group look at different tokens (as the bundled model's four
 // nearly do), so 16 heads read more rows than real ones may, and a block's rows do not come back
-// more often than others of the same kind.
+// more often than others of the same kind. And all of a history begins on the host, so that
+// `--value-fetch rows` reads the local window there for ever, whose values really lie in its slots.
 #pragma once
 
 #include "kernels/dtype.h"

@@ -22,7 +22,8 @@ namespace {
 
 using engine::AttentionPolicy;
 
-// Before the timed steps; with spare slots more, so that those are full, too.
+// Before the timed steps; with spare slots more, so that those are full, too, and with sampled
+// values, so that those of the local window have come: a real one has never been without.
 constexpr int kWarmSteps = 8;
 constexpr int kSpareWarmSteps = 32;
 // What a device of --device-gb keeps for embeddings, activations, workspaces and the runtime.
@@ -422,7 +423,8 @@ void RunBatch(const Case& about, int batch, Bench* bench) {
       Measure(about, batch, options.window, window, &position, bench);
     }
   } else {
-    const int warm = options.spare_slots > 0 ? kSpareWarmSteps : kWarmSteps;
+    const bool longer = options.spare_slots > 0 || bench->attention.values.sampled;
+    const int warm = longer ? kSpareWarmSteps : kWarmSteps;
     for (int i = 0; i < warm; ++i) Step(batch, position++, bench);
     Measure(about, batch, options.steps, /*window=*/-1, &position, bench);
   }
