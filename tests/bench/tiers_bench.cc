@@ -135,8 +135,11 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   if (options.host_dtype != "same" && options.host_dtype != "fp8") {
     return Refuse(absl::InvalidArgumentError("--host-dtype: expected same or fp8"));
   }
+  engine::ValueSampling values;
+  if (!SetValues(options, bench, &values)) return false;
   auto layout = memory::MakeKvLayout(config->num_layers, config->num_kv_heads, config->head_dim,
-                                     kernels::BytesOf(bench->dtype));
+                                     kernels::BytesOf(bench->dtype), /*biases=*/false,
+                                     values.needs_value_sums());
   engine::KvOptions kv;
   kv.host_fp8 = options.host_dtype == "fp8";
   if (kv.host_fp8) layout.fp8_of = bench->dtype;
@@ -156,7 +159,7 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
   kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
   engine::AttentionSettings attention =
       SettingsOf(bench->attention.prefill, bench->attention.decode, options.spare_slots);
-  if (!SetValues(options, bench, &attention.values)) return false;
+  attention.values = values;
   if (*policy == AttentionPolicy::kInfinigen) {
     attention.infinigen_basis = "random";
   } else {
