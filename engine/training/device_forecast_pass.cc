@@ -35,14 +35,14 @@ absl::StatusOr<std::unique_ptr<DeviceForecastPass>> DeviceForecastPass::Create(
     kernels::Backend* backend, const ModelConfig& config, const ForecastPassOptions& options,
     int chunk_tokens, bool timed) {
   const int group = config.num_q_heads / config.num_kv_heads;
-  const bool is_served =
-      group <= 16 && (config.head_dim == 64 || config.head_dim == 96 || config.head_dim == 128);
+  const bool is_served = group <= 16 && config.head_dim % 8 == 0 && config.head_dim <= 128;
   if (backend->IsDevice() && (!is_served || config.hidden_size % 8 != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--device: cuda trains heads of 64, 96 or 128 elements, at most 16 of a group, over a "
-        "hidden "
-        "size that is a multiple of 8; found head_dim ",
-        config.head_dim, ", ", group, " and ", config.hidden_size, "; --device cpu serves it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: cuda trains heads of at most 128 elements, a multiple of 8 like "
+                     "the hidden size, at "
+                     "most 16 of a group; found head_dim ",
+                     config.head_dim, ", hidden size ", config.hidden_size, ", groups of ", group,
+                     "; --device cpu serves it"));
   }
   std::unique_ptr<DeviceForecastPass> pass(
       new DeviceForecastPass(backend, config, options, chunk_tokens, timed));

@@ -2,9 +2,10 @@
 // and a sum of exponentials, for each share of the places), the heads' probabilities summed over
 // the group, and their gathering to windows.
 //
-// A tile is 64 places times 128 packed rows: the heads of a kv head's group, token after token, the
-// group filled up to a power of two. Products are K q^T (places are a fragment's rows), so that a
-// lane's columns are a token's heads and the sum over the group takes two shuffles at most.
+// A tile is 128 packed rows (the heads of a kv head's group, token after token, the group filled up
+// to a power of two) times 128 places. Each of two warpgroups has 64 rows, as fragments in
+// registers; keys lie in shared memory, in a ring that all threads fill. Two CTAs share an SM, so
+// that one's exponentials run beside the other's products.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -13,7 +14,7 @@
 #include "kernels/cuda/cuda_training_ops.h"
 #include "kernels/cuda/element_vector.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/prefill_mma.h"
+#include "kernels/cuda/prefill_operands.h"
 #include "kernels/cuda/warp_math.h"
 #include "kernels/ops/compress_keys.h"
 #include "kernels/ops/forecast_teacher.h"
@@ -23,14 +24,15 @@ namespace {
 
 using Element = __nv_bfloat16;
 
-constexpr int kThreads = 128;  // four warps, 32 packed rows each
+constexpr int kThreads = 256;  // 16 packed rows a warp
 constexpr int kPackedRows = 128;
-constexpr int kPlaces = 64;
+constexpr int kPlaces = 128;
+constexpr int kPlaceTiles = kPlaces / 8;
 constexpr int kStages = 3;
 constexpr int kLeastShare = 1024;  // places of a share
-constexpr int kColumns = 8;        // packed rows that a lane has sums of
 constexpr float kNoScore = -1e30f;
-constexpr float kLog2E = 1.44269504f;
+
+using Scores = float[kPlaceTiles][4];
 
 struct TeacherTiles {
   const Element* q = nullptr;
@@ -45,11 +47,13 @@ struct TeacherTiles {
   int num_kv_heads = 0;
   int heads = 0;       // of a group
   int group_bits = 0;  // of the power of two that it is filled up to
-  int share = 0;       // places, a multiple of kPlaces
-  float scale = 0;     // of powers of two
+  int head_dim = 0;
+  int share = 0;    // places, a multiple of kPlaces
+  float scale = 0;  // of powers of two
   bool is_fine = false;
 
   __host__ __device__ int tokens() const { return kPackedRows >> group_bits; }  // of a tile
+  __device__ int RowOf(int packed) const { return blockIdx.x * tokens() + (packed >> group_bits); }
   __device__ int EndAt(int row) const {
     if (row >= rows) return 0;
     return is_fine ? positions[row] : CompleteWindows(positions[row]);
@@ -60,135 +64,112 @@ struct TeacherTiles {
   }
 };
 
-// A tile's q as B fragments: [columns of eight packed rows][steps of 16 elements].
-template <int kDim>
-using QueryFragments = uint32_t[4][kDim / 16][2];
+// The packed row of the tile that a lane's scores c[0], c[1] (half 0) or c[2], c[3] belong to.
+__device__ inline int PackedRow(int half) {
+  return threadIdx.x / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
 
 template <int kDim>
-__device__ void LoadQueries(const TeacherTiles& tiles, QueryFragments<kDim>& q) {
-  const int lane = threadIdx.x % 32;
+__device__ void LoadQueryRows(const TeacherTiles& tiles, Queries<kDim>& q) {
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const int packed = threadIdx.x / 32 * 32 + n * 8 + lane / 4;
-    const int row = blockIdx.x * tiles.tokens() + (packed >> tiles.group_bits);
-    const int head = packed & ((1 << tiles.group_bits) - 1);
+  for (int half = 0; half < 2; ++half) {
+    const int packed = PackedRow(half);
+    const int row = tiles.RowOf(packed), head = packed & ((1 << tiles.group_bits) - 1);
     const bool is_there = row < tiles.rows && head < tiles.heads;
-    const Element* from = tiles.q + int64_t{row} * tiles.q_stride +
-                          (blockIdx.y * tiles.heads + head) * kDim + lane % 4 * 2;
+    const int first = threadIdx.x % 4 * 2;
+    const Element* const from = tiles.q + int64_t{row} * tiles.q_stride +
+                                (blockIdx.y * tiles.heads + head) * tiles.head_dim + first;
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        q[n][step][i] =
-            is_there ? *reinterpret_cast<const uint32_t*>(from + step * 16 + i * 8) : 0u;
-      }
+    for (int i = 0; i < kDim / 8; ++i) {
+      const bool has_columns = is_there && i * 8 < tiles.head_dim;
+      q[i / 2][i % 2 * 2 + half] =
+          has_columns ? *reinterpret_cast<const uint32_t*>(from + i * 8) : 0u;
     }
   }
+}
+
+// A CTA's places [first, end), and the ends of what a lane's rows see.
+struct TileEnds {
+  int own[2];
+  int first, end;
+  int least;  // of all tokens
+};
+
+__device__ TileEnds EndsOf(const TeacherTiles& tiles) {
+  const int first_row = blockIdx.x * tiles.tokens();
+  TileEnds ends;
+  ends.own[0] = tiles.EndAt(tiles.RowOf(PackedRow(0)));
+  ends.own[1] = tiles.EndAt(tiles.RowOf(PackedRow(1)));
+  ends.first = blockIdx.z * tiles.share;
+  const int end_row = min(first_row + tiles.tokens(), tiles.rows);
+  ends.end = min(tiles.EndAt(end_row - 1), ends.first + tiles.share);
+  ends.least = end_row < first_row + tiles.tokens() ? 0 : tiles.EndAt(first_row);
+  return ends;
 }
 
 // Walks the CTA's share of the places: body(first place, scores as they leave the tensor cores).
 template <int kDim>
 struct PlaceWalk {
-  static constexpr int kStride = kDim + 8;  // of shared memory: rows in different banks
-  static constexpr size_t kSharedBytes = size_t{kStages} * kPlaces * kStride * sizeof(Element);
+  static constexpr int kTileBytes = kPlaces * kDim * static_cast<int>(sizeof(Element));
+  static constexpr int kBytes = kStages * kTileBytes;
 
-  // Keys from `end` on are 0.
-  static __device__ void Load(const TeacherTiles& tiles, int first, int end, Element* tile) {
+  // Keys from `end` on and columns behind the head's are 0.
+  static __device__ void Load(const TeacherTiles& tiles, int first, int end, uint32_t to) {
     constexpr int kAcross = kDim / 8;
     const Element* const keys = tiles.keys + blockIdx.y * tiles.key_stride;
 #pragma unroll
     for (int n = 0; n < kPlaces * kAcross / kThreads; ++n) {
       const int chunk = n * kThreads + threadIdx.x;
-      const int row = chunk / kAcross, column = chunk % kAcross * 8;
-      const int place = min(first + row, end - 1);
-      const int bytes = first + row < end ? 16 : 0;
+      const int row = chunk / kAcross, across = chunk % kAcross;
+      const bool is_there = first + row < end && across * 8 < tiles.head_dim;
+      const int64_t place = min(first + row, end - 1);
+      const Element* from = keys + place * tiles.head_dim + (is_there ? across * 8 : 0);
       asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                       SharedAddress(tile + row * kStride + column)),
-                   "l"(keys + int64_t{place} * kDim + column), "r"(bytes)
+                       to + SwizzledColumnOffset<kPlaces>(row, across)),
+                   "l"(from), "r"(is_there ? 16 : 0)
                    : "memory");
     }
   }
 
-  static __device__ void Multiply(const Element* tile, const QueryFragments<kDim>& q,
-                                  float (&scores)[4][4][4]) {
-    const int lane = threadIdx.x % 32;
-    const Element* const own = tile + (lane % 8 + lane / 8 % 2 * 8) * kStride + lane / 16 * 8;
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        uint32_t keys[4];
-        LoadMatrices(keys, SharedAddress(own + m * 16 * kStride + step * 16));
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          MultiplyAdd<Element>(scores[m][n], keys, q[n][step][0], q[n][step][1]);
-        }
-      }
-    }
-  }
-
   template <class Body>
-  static __device__ void Run(const TeacherTiles& tiles, const QueryFragments<kDim>& q, int first,
-                             int end, const Body& body) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    auto* const ring = reinterpret_cast<Element*>(shared);
-    const int steps = (end - first + kPlaces - 1) / kPlaces;
+  static __device__ void Run(const TeacherTiles& tiles, const Queries<kDim>& q,
+                             const TileEnds& ends, const Body& body) {
+    extern __shared__ __align__(1024) std::byte shared[];
+    const uint32_t ring = SharedAddress(shared);
+    if (ring % 1024 != 0) __trap();  // swizzling goes by addresses
+    const int steps = (ends.end - ends.first + kPlaces - 1) / kPlaces;
     const auto load = [&](int step) {
       if (step < steps) {
-        Load(tiles, first + step * kPlaces, end, ring + step % kStages * kPlaces * kStride);
+        Load(tiles, ends.first + step * kPlaces, ends.end, ring + step % kStages * kTileBytes);
       }
       CommitCopies();
     };
     for (int step = 0; step < kStages - 1; ++step) load(step);
+#pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       WaitForCopyGroups<kStages - 2>();
+      PublishToProducts();
       __syncthreads();
       load(step + kStages - 1);
-      float scores[4][4][4] = {};
-      Multiply(ring + step % kStages * kPlaces * kStride, q, scores);
-      body(first + step * kPlaces, scores);
+      Scores scores;
+      StartScores<Element, kDim>(q, ring + step % kStages * kTileBytes, scores);
+      WaitForProducts<0>();
+      KeepInOrder(scores);
+      body(ends.first + step * kPlaces, scores);
     }
   }
 };
 
-// The CTA's ends by packed row, and its places [first, end).
-struct TileEnds {
-  const int* of_packed;  // [kPackedRows] in shared memory
-  int first, end;
-  int least;  // of all tokens
-
-  // Columns n, i of a lane.
-  __device__ int Of(int n, int i) const {
-    return of_packed[threadIdx.x / 32 * 32 + n * 8 + threadIdx.x % 4 * 2 + i];
-  }
-};
-
-__device__ TileEnds EndsOf(const TeacherTiles& tiles, int* of_packed) {
-  const int first_row = blockIdx.x * tiles.tokens();
-  of_packed[threadIdx.x] = tiles.EndAt(first_row + (threadIdx.x >> tiles.group_bits));
-  __syncthreads();
-  TileEnds ends;
-  ends.of_packed = of_packed;
-  ends.first = blockIdx.z * tiles.share;
-  const int last_row = min(first_row + tiles.tokens(), tiles.rows) - 1;
-  ends.end = min(tiles.EndAt(last_row), ends.first + tiles.share);
-  ends.least = tiles.EndAt(first_row + tiles.tokens() - 1) == 0 ? 0 : of_packed[0];
-  return ends;
-}
-
 // Scores at and behind a row's end become minus infinity.
-__device__ void Mask(const TileEnds& ends, int place, float (&scores)[4][4][4]) {
+__device__ __forceinline__ void Mask(const TileEnds& ends, int place, Scores& scores) {
   if (place + kPlaces <= ends.least) return;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int half = 0; half < 2; ++half) {
+    const int left = ends.own[half] - place - static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int left = ends.Of(n, i) - place - static_cast<int>(threadIdx.x) % 32 / 4;
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        if (m * 16 >= left) scores[m][n][i] = -INFINITY;
-        if (m * 16 + 8 >= left) scores[m][n][2 + i] = -INFINITY;
-      }
+    for (int n = 0; n < kPlaceTiles; ++n) {
+      if (n * 8 >= left) scores[n][half * 2] = -INFINITY;
+      if (n * 8 + 1 >= left) scores[n][half * 2 + 1] = -INFINITY;
     }
   }
 }
@@ -196,50 +177,44 @@ __device__ void Mask(const TileEnds& ends, int place, float (&scores)[4][4][4]) 
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2) NormaliseKernel(TeacherTiles tiles) {
   WaitForPrevious();
-  __shared__ int of_packed[kPackedRows];
-  const TileEnds ends = EndsOf(tiles, of_packed);
+  const TileEnds ends = EndsOf(tiles);
   if (ends.first >= ends.end) return;
-  QueryFragments<kDim> q;
-  LoadQueries<kDim>(tiles, q);
-  float largest[kColumns], sums[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    largest[c] = kNoScore;
-    sums[c] = 0.0f;
-  }
-  PlaceWalk<kDim>::Run(tiles, q, ends.first, ends.end, [&](int place, float(&scores)[4][4][4]) {
+  Queries<kDim> q;
+  LoadQueryRows<kDim>(tiles, q);
+  float largest[2] = {kNoScore, kNoScore}, sums[2] = {};
+  PlaceWalk<kDim>::Run(tiles, q, ends, [&](int place, Scores& scores) {
     Mask(ends, place, scores);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int n = c / 2, i = c % 2;
-      float most = largest[c];
+    for (int half = 0; half < 2; ++half) {
+      float most = largest[half];
 #pragma unroll
-      for (int m = 0; m < 4; ++m) most = fmaxf(most, fmaxf(scores[m][n][i], scores[m][n][2 + i]));
-      const float offset = most * tiles.scale;
-      float sum = sums[c] * FastExp2((largest[c] - most) * tiles.scale);
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        sum += FastExp2(fmaf(scores[m][n][i], tiles.scale, -offset)) +
-               FastExp2(fmaf(scores[m][n][2 + i], tiles.scale, -offset));
+      for (int n = 0; n < kPlaceTiles; ++n) {
+        most = fmaxf(most, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
       }
-      largest[c] = most;
-      sums[c] = sum;
+      const float offset = most * tiles.scale;
+      float sum = sums[half] * FastExp2((largest[half] - most) * tiles.scale);
+#pragma unroll
+      for (int n = 0; n < kPlaceTiles; ++n) {
+        sum += FastExp2(fmaf(scores[n][half * 2], tiles.scale, -offset)) +
+               FastExp2(fmaf(scores[n][half * 2 + 1], tiles.scale, -offset));
+      }
+      largest[half] = most;
+      sums[half] = sum;
     }
   });
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      const float other = __shfl_xor_sync(~0u, largest[c], distance);
-      const float other_sum = __shfl_xor_sync(~0u, sums[c], distance);
-      const float most = fmaxf(largest[c], other);
-      sums[c] = sums[c] * FastExp2((largest[c] - most) * tiles.scale) +
-                other_sum * FastExp2((other - most) * tiles.scale);
-      largest[c] = most;
+    for (int distance = 1; distance < 4; distance *= 2) {
+      const float other = __shfl_xor_sync(~0u, largest[half], distance);
+      const float other_sum = __shfl_xor_sync(~0u, sums[half], distance);
+      const float most = fmaxf(largest[half], other);
+      sums[half] = sums[half] * FastExp2((largest[half] - most) * tiles.scale) +
+                   other_sum * FastExp2((other - most) * tiles.scale);
+      largest[half] = most;
     }
-    if (threadIdx.x % 32 >= 4) continue;
-    const int packed = threadIdx.x / 32 * 32 + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
-    tiles.partials[tiles.PartialAt(blockIdx.z, packed)] = {largest[c], sums[c]};
+    if (threadIdx.x % 4 != 0) continue;
+    tiles.partials[tiles.PartialAt(blockIdx.z, PackedRow(half))] = {largest[half], sums[half]};
   }
 }
 
@@ -257,45 +232,61 @@ __device__ float NormaliserOf(const TeacherTiles& tiles, int packed, int end) {
   return most * tiles.scale + log2f(sum);
 }
 
-// Sums probabilities over the 2^kBits columns of each token and writes them to T.
+// values[n] of the 2^kBits lanes of a token are added up, and each lane keeps a share of the sums:
+// values[n] for n < 16 >> kBits become those of tile KeptTile<kBits>() + n. Halves change hands.
 template <int kBits>
-__device__ void StoreSums(const TeacherTiles& tiles, const TileEnds& ends, int place,
-                          const float (&p)[4][4][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int warp_row = threadIdx.x / 32 * 32;
-  const auto store = [&](int packed, int m, int half, float value) {
-    const int row = blockIdx.x * tiles.tokens() + (packed >> kBits);
-    const int at = place + m * 16 + half * 8 + g;
-    if (at >= ends.of_packed[packed]) return;
-    tiles.sums[(int64_t{row} * tiles.num_kv_heads + blockIdx.y) * tiles.place_stride + at] = value;
-  };
+__device__ __forceinline__ void SumOverLanes(float (&values)[kPlaceTiles][2]) {
+  if constexpr (kBits > 0) {
+    constexpr int kDistance = 2 << kBits;  // of the lane's highest bit among the token's
 #pragma unroll
-  for (int n = 0; n < 4; n += kBits == 4 ? 2 : 1) {
+    for (int step = 0; step < kBits; ++step) {
+      const int distance = kDistance >> step, kept = kPlaceTiles >> (step + 1);
+      const bool is_high = (threadIdx.x & distance) != 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sums[4];
+      for (int n = 0; n < kPlaceTiles / 2; ++n) {
+        if (n >= kept) break;
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        if constexpr (kBits == 0) {
-          store(warp_row + n * 8 + t * 2, m, half, p[m][n][half * 2]);
-          store(warp_row + n * 8 + t * 2 + 1, m, half, p[m][n][half * 2 + 1]);
-        }
-        sums[m] = p[m][n][half * 2] + p[m][n][half * 2 + 1];
-        if constexpr (kBits == 4) sums[m] += p[m][n + 1][half * 2] + p[m][n + 1][half * 2 + 1];
-        if constexpr (kBits >= 2) sums[m] += __shfl_xor_sync(~0u, sums[m], 1);
-        if constexpr (kBits >= 3) sums[m] += __shfl_xor_sync(~0u, sums[m], 2);
-      }
-      // The lanes of a token share its stores.
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        if constexpr (kBits == 1) store(warp_row + n * 8 + t * 2, m, half, sums[m]);
-        if constexpr (kBits == 2) {
-          if (m % 2 == t % 2) store(warp_row + n * 8 + t / 2 * 4, m, half, sums[m]);
-        }
-        if constexpr (kBits >= 3) {
-          if (m == t) store(warp_row + n * 8, m, half, sums[m]);
+        for (int i = 0; i < 2; ++i) {
+          const float own = is_high ? values[n + kept][i] : values[n][i];
+          const float other = is_high ? values[n][i] : values[n + kept][i];
+          values[n][i] = own + __shfl_xor_sync(~0u, other, distance);
         }
       }
+    }
+  }
+}
+
+template <int kBits>
+__device__ inline int KeptTile() {
+  const int lane_of_token = threadIdx.x % 32 / 4 & ((1 << kBits) - 1);
+  return lane_of_token << (4 - kBits);
+}
+
+// Sums probabilities over the 2^kGroupBits packed rows of each token and writes them to T; behind a
+// row's end they are 0.
+template <int kGroupBits>
+__device__ __forceinline__ void StoreSums(const TeacherTiles& tiles, int place, const Scores& p) {
+  constexpr int kBits = kGroupBits < 3 ? kGroupBits : 3;
+#pragma unroll
+  for (int half = 0; half < (kGroupBits == 4 ? 1 : 2); ++half) {
+    float values[kPlaceTiles][2];
+#pragma unroll
+    for (int n = 0; n < kPlaceTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        values[n][i] = p[n][half * 2 + i];
+        if constexpr (kGroupBits == 4) values[n][i] += p[n][2 + i];
+      }
+    }
+    SumOverLanes<kBits>(values);
+    const int row = tiles.RowOf(PackedRow(half));
+    if (row >= tiles.rows) continue;
+    float* const to = tiles.sums +
+                      (int64_t{row} * tiles.num_kv_heads + blockIdx.y) * tiles.place_stride +
+                      place + KeptTile<kBits>() * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kPlaceTiles >> kBits; ++n) {
+      *reinterpret_cast<float2*>(to + n * 8) = {values[n][0], values[n][1]};
     }
   }
 }
@@ -303,41 +294,32 @@ __device__ void StoreSums(const TeacherTiles& tiles, const TileEnds& ends, int p
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2) SumSharesKernel(TeacherTiles tiles) {
   WaitForPrevious();
-  __shared__ int of_packed[kPackedRows];
-  const TileEnds ends = EndsOf(tiles, of_packed);
+  const TileEnds ends = EndsOf(tiles);
   if (ends.first >= ends.end) return;
-  QueryFragments<kDim> q;
-  LoadQueries<kDim>(tiles, q);
-  float normalisers[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const int packed = threadIdx.x / 32 * 32 + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
-    normalisers[c] = NormaliserOf(tiles, packed, of_packed[packed]);
-  }
-  PlaceWalk<kDim>::Run(tiles, q, ends.first, ends.end, [&](int place, float(&scores)[4][4][4]) {
+  Queries<kDim> q;
+  LoadQueryRows<kDim>(tiles, q);
+  const float normalisers[2] = {NormaliserOf(tiles, PackedRow(0), ends.own[0]),
+                                NormaliserOf(tiles, PackedRow(1), ends.own[1])};
+  PlaceWalk<kDim>::Run(tiles, q, ends, [&](int place, Scores& scores) {
     Mask(ends, place, scores);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
+    for (int n = 0; n < kPlaceTiles; ++n) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          scores[m][n][i] =
-              FastExp2(fmaf(scores[m][n][i], tiles.scale, -normalisers[2 * n + i % 2]));
-        }
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] = FastExp2(fmaf(scores[n][i], tiles.scale, -normalisers[i / 2]));
       }
     }
     switch (tiles.group_bits) {
       case 0:
-        return StoreSums<0>(tiles, ends, place, scores);
+        return StoreSums<0>(tiles, place, scores);
       case 1:
-        return StoreSums<1>(tiles, ends, place, scores);
+        return StoreSums<1>(tiles, place, scores);
       case 2:
-        return StoreSums<2>(tiles, ends, place, scores);
+        return StoreSums<2>(tiles, place, scores);
       case 3:
-        return StoreSums<3>(tiles, ends, place, scores);
+        return StoreSums<3>(tiles, place, scores);
       default:
-        return StoreSums<4>(tiles, ends, place, scores);
+        return StoreSums<4>(tiles, place, scores);
     }
   });
 }
@@ -354,10 +336,21 @@ __global__ void __launch_bounds__(kGatherThreads)
   float* const windows = params.windows + item * params.window_stride;
   const int position = params.positions[blockIdx.x];
   const int count = CompleteWindows(position);
+  // The usual way, by whole runs of 16 places: all of a complete window's are before the row's end.
+  const bool is_released =
+      params.is_fine && params.alignment.before == 1 && params.alignment.tokens == 17;
   float total = 0.0f;
   for (int j = threadIdx.x; j < count; j += kGatherThreads) {
     float largest = 0.0f;
-    if (params.is_fine) {
+    if (is_released) {
+      const auto* const run = reinterpret_cast<const float4*>(sums + kWindowStride * j);
+      if (j > 0) largest = sums[kWindowStride * j - 1];
+#pragma unroll
+      for (int i = 0; i < kWindowStride / 4; ++i) {
+        const float4 four = run[i];
+        largest = fmaxf(largest, fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)));
+      }
+    } else if (params.is_fine) {
       const int begin = kWindowStride * j - params.alignment.before;
       const int end = min(begin + params.alignment.tokens, position);
       for (int t = max(begin, 0); t < end; ++t) largest = fmaxf(largest, sums[t]);
@@ -379,11 +372,10 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 template <int kDim>
 void RunTiles(const TeacherTiles& tiles, const LaunchShape& grid, cudaStream_t stream) {
-  constexpr size_t kBytes = PlaceWalk<kDim>::kSharedBytes;
+  constexpr int kBytes = PlaceWalk<kDim>::kBytes;
   const LaunchShape shape{grid.grid, dim3(kThreads), kBytes};
   for (const auto kernel : {NormaliseKernel<kDim>, SumSharesKernel<kDim>}) {
-    AUGUR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(kBytes)));
+    AUGUR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     LaunchKernel(stream, shape, kernel, tiles);
   }
 }
@@ -403,6 +395,7 @@ TeacherTiles TilesOf(const ForecastTeacherParams& params, int64_t place_stride) 
           .heads = params.heads_per_group,
           .group_bits =
               static_cast<int>(std::bit_width(static_cast<unsigned>(params.heads_per_group - 1))),
+          .head_dim = params.head_dim,
           .scale = params.scale * kLog2E,
           .is_fine = params.is_fine};
 }
@@ -412,6 +405,7 @@ TeacherTiles TilesOf(const ForecastTeacherParams& params, int64_t place_stride) 
 void CudaTrainingOps::ForecastTeacher(const ForecastTeacherParams& params) {
   AUGUR_CHECK(params.dtype == DType::kBF16 && params.rows >= 0 && params.num_kv_heads > 0);
   AUGUR_CHECK(params.heads_per_group > 0 && params.heads_per_group <= 16);
+  AUGUR_CHECK(params.head_dim > 0 && params.head_dim <= 128 && params.head_dim % 8 == 0);
   AUGUR_CHECK(params.q_stride % 2 == 0 && params.key_stride % 8 == 0);
   AUGUR_CHECK(IsAligned(params.q, 4) && IsAligned(params.keys, 16) && IsAligned(params.scratch, 8));
   if (params.rows == 0) return;
@@ -425,19 +419,7 @@ void CudaTrainingOps::ForecastTeacher(const ForecastTeacherParams& params) {
   tiles.share = tiles_of_share * kPlaces;
   const int row_tiles = (params.rows + tiles.tokens() - 1) / tiles.tokens();
   const LaunchShape grid{dim3(row_tiles, params.num_kv_heads, shares), dim3(kThreads)};
-  switch (params.head_dim) {
-    case 64:
-      RunTiles<64>(tiles, grid, stream_);
-      break;
-    case 96:
-      RunTiles<96>(tiles, grid, stream_);
-      break;
-    case 128:
-      RunTiles<128>(tiles, grid, stream_);
-      break;
-    default:
-      AUGUR_CHECK(!"a head_dim of 64, 96 or 128");
-  }
+  params.head_dim <= 64 ? RunTiles<64>(tiles, grid, stream_) : RunTiles<128>(tiles, grid, stream_);
   LaunchKernel(stream_, {dim3(params.rows, params.num_kv_heads), dim3(kGatherThreads)},
                GatherWindowsKernel, params, tiles);
 }

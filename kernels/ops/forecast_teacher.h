@@ -42,7 +42,7 @@ struct ForecastTeacherParams {
   int q_stride = 0;
   int num_kv_heads = 0;
   int heads_per_group = 0;  // at most 16 on a device
-  int head_dim = 0;         // on a device 64, 96 or 128
+  int head_dim = 0;         // on a device a multiple of 8, at most 128
   int last_position = 0;    // positions[rows - 1], which the host knows
   float scale = 1.0f;
   bool is_fine = true;
@@ -56,7 +56,7 @@ inline constexpr int kTeacherShares = 16;
 // places: of the longest row, fine or coarse. T of every row, and a maximum and a sum for each
 // share of each of its query heads.
 constexpr size_t TeacherScratchFloats(int rows, int num_kv_heads, int64_t places) {
-  constexpr size_t kMostHeads = 16, kTile = 64, kPacked = 128;
+  constexpr size_t kMostHeads = 16, kTile = 128, kPacked = 128;
   const size_t stride = (static_cast<size_t>(places) + kTile - 1) / kTile * kTile;
   return size_t(num_kv_heads) *
          (rows * stride + (rows * kMostHeads + kPacked) * kTeacherShares * 2);
