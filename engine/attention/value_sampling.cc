@@ -62,22 +62,21 @@ std::optional<memory::ValueFetch> ValueFetchNamed(std::string_view name) {
 
 namespace {
 
-// Of the estimators kernels/cuda has some, with budgets of draws alone.
+// Of the estimators kernels/cuda has some, budgets of rows where they need no search.
 absl::Status CheckDeviceDraws(const ValueSettings& values) {
-  constexpr std::array kServed = {ValueEstimator::kProportional, ValueEstimator::kFlash};
+  constexpr std::array kServed = {ValueEstimator::kProportional, ValueEstimator::kFlash,
+                                  ValueEstimator::kShared};
   if (std::find(kServed.begin(), kServed.end(), values.estimator) == kServed.end()) {
-    const auto names = [](std::string* out, ValueEstimator estimator) {
-      absl::StrAppend(out, std::string(NameOf(estimator)));
-    };
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention.values.estimator: expected ", absl::StrJoin(kServed, " or ", names),
-                     " with device: cuda, found ", std::string(NameOf(values.estimator)),
-                     "; device: cpu serves it"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention.values.estimator: expected proportional, flash or shared with device: cuda, "
+        "found ",
+        std::string(NameOf(values.estimator)), "; device: cpu serves it"));
   }
-  if (values.budget == kernels::ValueBudget::kRows) {
+  if (values.budget == kernels::ValueBudget::kRows && values.estimator != ValueEstimator::kShared) {
     return absl::InvalidArgumentError(
-        "attention.values.budget: expected draws with device: cuda, found rows; device: cpu serves "
-        "it");
+        absl::StrCat("attention.values.budget: expected draws with device: cuda and "
+                     "attention.values.estimator: ",
+                     std::string(NameOf(values.estimator)), ", found rows; device: cpu serves it"));
   }
   return absl::OkStatus();
 }

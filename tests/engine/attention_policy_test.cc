@@ -114,16 +114,19 @@ TEST(ResolveValuesTest, RefusesByKeyValueAndLimit) {
             "attention.values.samples: expected 1 to 4096 (attention.values.max_samples), found 0");
   EXPECT_EQ(refusal({.max_samples = 65537}),
             "attention.values.max_samples: expected 1 to 65536, found 65537");
-  for (const ValueEstimator served : {ValueEstimator::kProportional, ValueEstimator::kFlash}) {
+  for (const ValueEstimator served :
+       {ValueEstimator::kProportional, ValueEstimator::kFlash, ValueEstimator::kShared}) {
     EXPECT_EQ(refusal({.estimator = served}, ResidencyMode::kTiered, true), "no error");
   }
   EXPECT_EQ(refusal({.estimator = ValueEstimator::kIid}, ResidencyMode::kDevice, true),
-            "attention.values.estimator: expected proportional or flash with device: cuda, found "
-            "iid; device: cpu serves it");
-  EXPECT_EQ(
-      refusal({.budget = kernels::ValueBudget::kRows}, ResidencyMode::kTiered, true),
-      "attention.values.budget: expected draws with device: cuda, found rows; device: cpu serves "
-      "it");
+            "attention.values.estimator: expected proportional, flash or shared with device: cuda, "
+            "found iid; device: cpu serves it");
+  ValueSettings rows{.estimator = ValueEstimator::kShared, .budget = kernels::ValueBudget::kRows};
+  EXPECT_EQ(refusal(rows, ResidencyMode::kTiered, true), "no error");
+  rows.estimator = ValueEstimator::kFlash;
+  EXPECT_EQ(refusal(rows, ResidencyMode::kTiered, true),
+            "attention.values.budget: expected draws with device: cuda and "
+            "attention.values.estimator: flash, found rows; device: cpu serves it");
   const ValueSettings scores{.estimator = ValueEstimator::kBernoulliScores,
                              .budget = kernels::ValueBudget::kDraws};
   EXPECT_EQ(refusal(scores), "no error");

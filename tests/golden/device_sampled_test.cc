@@ -76,17 +76,13 @@ class DeviceSampledTest : public testing::TestWithParam<DriverBackend> {
             .budget = kBudget,
             .values = {.sampled = true}};
   }
-  // kernels/cuda has no kShared yet.
-  static bool HasShared() { return GetParam() != DriverBackend::kCuda; }
   static std::vector<Case> Cases() {
     using enum AttentionPolicy;
-    if (kernels::kSanitized && HasShared()) return {{ValueEstimator::kShared, kForecast}};
-    std::vector<Case> cases = {{ValueEstimator::kProportional, kForecast},
-                               {ValueEstimator::kFlash, kSparse},
-                               {ValueEstimator::kShared, kForecast},
-                               {ValueEstimator::kShared, kDense}};
-    if (!HasShared()) cases.resize(2);
-    return cases;
+    if (kernels::kSanitized) return {{ValueEstimator::kShared, kForecast}};
+    return {{ValueEstimator::kProportional, kForecast},
+            {ValueEstimator::kFlash, kSparse},
+            {ValueEstimator::kShared, kForecast},
+            {ValueEstimator::kShared, kDense}};
   }
   static std::string NameOfCase(const Case& one) {
     return Choice(one.policy).Fingerprint() + " " + std::string(NameOf(one.estimator));
@@ -169,8 +165,7 @@ TEST_P(DeviceSampledTest, ValuesMoveWhenTheyHaveCostAsMuch) {
 // Exact requests beside sampled ones, and after them in the same slots.
 TEST_P(DeviceSampledTest, InABatchWithExactOnes) {
   for (const ValueEstimator estimator : {ValueEstimator::kProportional, ValueEstimator::kShared}) {
-    const bool shared = estimator == ValueEstimator::kShared;
-    if ((kernels::kSanitized && !shared) || (shared && !HasShared())) continue;
+    if (kernels::kSanitized && estimator != ValueEstimator::kShared) continue;
     using enum AttentionPolicy;
     constexpr AttentionPolicy kPolicies[] = {kForecast, kSparse, kDense};
     const int batch = kernels::kSanitized ? 4 : 7;
