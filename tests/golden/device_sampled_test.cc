@@ -151,7 +151,7 @@ TEST_P(DeviceSampledTest, ValuesMoveWhenTheyHaveCostAsMuch) {
   const auto moved = [&](DriverBackend backend) {
     options.backend = backend;
     ModelDriver model(options);
-    model.Complete(Prompt(kPrompt), 1024, 60, choice, Residency::kTiered);
+    model.Complete(Prompt(560), 1024, 60, choice, Residency::kTiered);  // more blocks than slots
     const memory::ResidencyStats& stats = *model.kv().stats();
     EXPECT_GT(stats.value_bytes, 0u);
     return std::array<uint64_t, 4>{stats.key_bytes, stats.host_rows, stats.sampled_draws,

@@ -49,7 +49,7 @@ Logits SavedAndResumed(ModelDriver* model, const std::vector<int32_t>& prompt,
                        const engine::AttentionChoice& choice, int decodes, int every,
                        const OtherPrompt& other) {
   auto sequence = model->Start(prompt, decodes, choice, Residency::kTiered);
-  model->StepOne(&sequence, 512);
+  model->StepOne(&sequence, static_cast<int>(std::min<size_t>(512, prompt.size() / 128 * 64)));
   SaveAndResume(model, sequence, choice, other(9), 3);
   Logits found = {model->Prefill(&sequence, 512)};
   for (int i = 0; i < decodes; ++i) {
