@@ -491,18 +491,23 @@ void DeviceAttention::Place(Backend* backend, Time time, Range range, int layer,
   PlaceSums(backend, time, range, layer);
 }
 
+void DeviceAttention::FindSources(Backend* backend, Time time, Range range, int layer,
+                                  int64_t offset, const std::byte** found) {
+  Selection& selection = SelectionOf(layer);
+  backend->PlaceBlocks({.segments = arrays_.place_first[time] + range.first,
+                        .num_segments = range.count,
+                        .num_kv_heads = options_.num_kv_heads,
+                        .blocks = selection.blocks.data(),
+                        .counts = selection.counts.data(),
+                        .pages = found,
+                        .selection_stride = stride_,
+                        .sources_offset = offset});
+}
+
 // Of generated rows among staged ones: as in layer 0, whatever the layer.
 void DeviceAttention::PlaceInPlace(Time time, Range range, int layer, int64_t offset) {
   if (range.count == 0) return;
-  Selection& selection = SelectionOf(layer);
-  backend_->PlaceBlocks({.segments = arrays_.place_first[time] + range.first,
-                         .num_segments = range.count,
-                         .num_kv_heads = options_.num_kv_heads,
-                         .blocks = selection.blocks.data(),
-                         .counts = selection.counts.data(),
-                         .pages = selection.pages.data(),
-                         .selection_stride = stride_,
-                         .sources_offset = offset});
+  FindSources(backend_, time, range, layer, offset, SelectionOf(layer).pages.data());
   if (has_biases()) PlaceBiases(backend_, time, range, layer);
   PlaceSums(backend_, time, range, layer);
 }

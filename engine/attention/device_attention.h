@@ -324,6 +324,10 @@ class DeviceAttention {
   // Generated rows of all rules that choose ahead. qkv: of the layer; not read above layer 0.
   void SelectForetold(kernels::Backend* backend, const Group& group, int layer, const float* qkv);
   void Place(kernels::Backend* backend, Time time, Range range, int layer, int64_t offset);
+  // Where the chosen blocks' pages (biases, sums) lie for good: found [rows][kv heads][stride], by
+  // the tables' lists at `offset`.
+  void FindSources(kernels::Backend* backend, Time time, Range range, int layer, int64_t offset,
+                   const std::byte** found);
   void PlaceInPlace(Time time, Range range, int layer, int64_t offset);
   void Attend(kernels::Backend* backend, const Group& group, int layer, int64_t offset,
               const float* qkv, void* attended);

@@ -48,16 +48,9 @@ void DeviceAttention::AppendBiases(Backend* backend, const Group& group, int lay
 
 // A chosen block's biases lie where they always do, as a resident page does.
 void DeviceAttention::PlaceBiases(Backend* backend, Time time, Range range, int layer) {
-  Selection& selection = SelectionOf(layer);
-  backend->PlaceBlocks(
-      {.segments = arrays_.place_first[time] + range.first,
-       .num_segments = range.count,
-       .num_kv_heads = options_.num_kv_heads,
-       .blocks = selection.blocks.data(),
-       .counts = selection.counts.data(),
-       .pages = selection.biases.data(),
-       .selection_stride = stride_,
-       .sources_offset = layer * tables_->lists_layer() + tables_->biases_offset()});
+  FindSources(backend, time, range, layer,
+              layer * tables_->lists_layer() + tables_->biases_offset(),
+              SelectionOf(layer).biases.data());
 }
 
 }  // namespace augur::engine

@@ -185,15 +185,8 @@ void DeviceAttention::SumValues(Backend* backend, const kernels::SumValuesSegmen
 // A chosen block's sum lies where it always does, as a resident page does.
 void DeviceAttention::PlaceSums(Backend* backend, Time time, Range range, int layer) {
   if (!has_value_sums()) return;
-  Selection& selection = SelectionOf(layer);
-  backend->PlaceBlocks({.segments = arrays_.place_first[time] + range.first,
-                        .num_segments = range.count,
-                        .num_kv_heads = options_.num_kv_heads,
-                        .blocks = selection.blocks.data(),
-                        .counts = selection.counts.data(),
-                        .pages = selection.sums.data(),
-                        .selection_stride = stride_,
-                        .sources_offset = layer * tables_->lists_layer() + tables_->sums_offset()});
+  FindSources(backend, time, range, layer, layer * tables_->lists_layer() + tables_->sums_offset(),
+              SelectionOf(layer).sums.data());
 }
 
 void DeviceAttention::AttendSampled(Backend* backend, const Group& group, int layer, int64_t offset,

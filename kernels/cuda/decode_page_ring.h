@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/mbarrier.h"
 #include "kernels/cuda/warp_math.h"
 #include "kernels/kv_page.h"
 
@@ -67,8 +68,8 @@ struct PageRing {
   // By one thread; a __syncthreads must follow.
   __device__ void Init(int num_reading_warps) {
     for (int stage = 0; stage < kStages; ++stage) {
-      InitBarrier(full[stage], 1);
-      InitBarrier(empty[stage], num_reading_warps * 32);
+      InitBarrier(&full[stage], 1);
+      InitBarrier(&empty[stage], num_reading_warps * 32);
     }
     FenceBeforeBulkCopies();
   }
@@ -104,32 +105,12 @@ struct PageRing {
   // By a whole warp: it will not touch the page again. Every lane arrives, though __syncwarp() and
   // one lane's arrival would order as much: racecheck sees only what the arriving thread itself
   // has done (README.md), and the time is the same.
-  __device__ void Release(const Place& place) {
-    asm volatile(
-        "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&empty[place.stage]))
-        : "memory");
-  }
+  __device__ void Release(const Place& place) { ArriveAt(&empty[place.stage]); }
 
  private:
-  static __device__ void InitBarrier(uint64_t& barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(&barrier)),
-                 "r"(arrivals)
-                 : "memory");
-  }
-
-  // Until the phase of this parity has ended; a fresh barrier's phase of parity 1 counts as ended.
+  // By a whole warp.
   static __device__ void Wait(const uint64_t& barrier, uint32_t parity) {
-    const uint32_t address = SharedAddress(&barrier);
-    uint32_t ended = 0;
-    while (ended == 0) {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\t"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-          "selp.u32 %0, 1, 0, p;\n\t}"
-          : "=r"(ended)
-          : "r"(address), "r"(parity)
-          : "memory");
-    }
+    WaitForBarrier(&barrier, parity);
     __syncwarp();
   }
 };

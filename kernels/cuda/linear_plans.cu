@@ -196,7 +196,8 @@ std::vector<LinearPlan> LinearPlans::FindCandidates(const LinearShape& shape, Ph
     AddCandidates(shape, phase, y_dtype, count, /*rows=*/2048, /*sms=*/0, &plans);
     return plans;
   }
-  if (options_.decode_rows <= kMaxStreamedRows && StreamsWeight(shape, streamed_ctas(/*beside_copies=*/true))) {
+  if (options_.decode_rows <= kMaxStreamedRows &&
+      StreamsWeight(shape, streamed_ctas(/*beside_copies=*/true))) {
     plans.push_back({.is_streamed = true, .adds_bias = y_dtype == DType::kF32});
   }
   for (const int rows : {64, 16}) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/mbarrier.h"
 #include "kernels/cuda/prefill_tiles.h"
 
 namespace augur::kernels {
@@ -129,29 +130,6 @@ __device__ __forceinline__ void FinishBefore(float positive, uint32_t address) {
 // What this thread wrote to shared memory, or saw written, is there for products that start later.
 __device__ inline void PublishToProducts() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ inline void InitBarrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ inline void ArriveAt(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Until the barrier has completed the round of this parity: rounds count from 0, and the one before
-// is complete from the start.
-__device__ inline void WaitAt(uint32_t barrier, int parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n}\n"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  }
 }
 
 // Arrives when all of this thread's copies (CopyChunk) so far are there. Products need a

@@ -153,22 +153,15 @@ void LaunchGather(const SampledCall& call, cudaStream_t stream) {
   LaunchKernel(stream, {grid, dim3(kThreads)}, GatherSampledRows<T, kPerLane, kWhole>, call);
 }
 
-template <class T>
-void LaunchGatherOfType(const SampledCall& call, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) {
-    if (call.attention.head_dim == 64) return LaunchGather<T, 2, true>(call, stream);
-    if (call.attention.head_dim == 128) return LaunchGather<T, 4, true>(call, stream);
-  }
-  LaunchGather<T, 8, false>(call, stream);
-}
-
 }  // namespace
 
 void LaunchSampledGather(const SampledCall& call, cudaStream_t stream) {
   if (call.attention.estimator == ValueEstimator::kShared) {
     LaunchSharedGather(call, stream);
   } else {
-    ForElementType(call.attention.dtype, [&]<class T>() { LaunchGatherOfType<T>(call, stream); });
+    sampled_gather::ForRowsOf(call.attention, [&]<class T, int kPerLane, bool kWhole>() {
+      LaunchGather<T, kPerLane, kWhole>(call, stream);
+    });
   }
   const SampledAttentionParams& params = call.attention;
   const dim3 grid(params.num_q_heads / params.num_kv_heads,

@@ -76,21 +76,13 @@ __device__ inline Chunk ChunkOfCta(const SampledCall& call) {
   return {&call.SegmentOf(list), list, begin, min(entries, begin + ChunkEntries(entries))};
 }
 
-__device__ inline uint64_t SumUpTo(uint64_t own) {
-  uint64_t sum = own;
+// Over the lanes up to this one.
+template <class Number>
+__device__ inline Number SumUpTo(Number own) {
+  Number sum = own;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const uint64_t other = __shfl_up_sync(~0u, sum, distance);
-    if (static_cast<int>(threadIdx.x % 32) >= distance) sum += other;
-  }
-  return sum;
-}
-
-__device__ inline int SumUpTo(int own) {
-  int sum = own;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, distance);
+    const Number other = __shfl_up_sync(~0u, sum, distance);
     if (static_cast<int>(threadIdx.x % 32) >= distance) sum += other;
   }
   return sum;
@@ -447,6 +439,18 @@ __device__ inline void GatherChunk(const SampledCall& call, const Chunk& chunk,
     drawn.rows += shared.counts[w][1];
   }
   call.chunk_counts[at] = drawn;
+}
+
+// body.template operator()<T, columns of a lane, whether these are whole rows of 16 bits>().
+template <class Body>
+void ForRowsOf(const SampledAttentionParams& params, Body&& body) {
+  ForElementType(params.dtype, [&]<class T>() {
+    if constexpr (sizeof(T) == 2) {
+      if (params.head_dim == 64) return body.template operator()<T, 2, true>();
+      if (params.head_dim == 128) return body.template operator()<T, 4, true>();
+    }
+    body.template operator()<T, 8, false>();
+  });
 }
 
 }  // namespace augur::kernels::sampled_gather

@@ -276,19 +276,12 @@ void LaunchGather(const SampledCall& call, cudaStream_t stream) {
   }
 }
 
-template <class T>
-void LaunchGatherOfType(const SampledCall& call, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) {
-    if (call.attention.head_dim == 64) return LaunchGather<T, 2, true>(call, stream);
-    if (call.attention.head_dim == 128) return LaunchGather<T, 4, true>(call, stream);
-  }
-  LaunchGather<T, 8, false>(call, stream);
-}
-
 }  // namespace
 
 void LaunchSharedGather(const SampledCall& call, cudaStream_t stream) {
-  ForElementType(call.attention.dtype, [&]<class T>() { LaunchGatherOfType<T>(call, stream); });
+  sampled_gather::ForRowsOf(call.attention, [&]<class T, int kPerLane, bool kWhole>() {
+    LaunchGather<T, kPerLane, kWhole>(call, stream);
+  });
 }
 
 }  // namespace augur::kernels

@@ -280,7 +280,7 @@ __device__ __forceinline__ void CopyUnion(const ProducedTile& tile, int first_bl
     const int at = found.blocks[i];
     const StageHeader header = {first_block + at, found.tokens[at]};
     const StagePlace place = PlaceOf<kHeadDim>(shared_address, stage + i);
-    WaitAt(place.empty, place.parity ^ 1);
+    WaitForBarrier(place.empty, place.parity ^ 1);
     if (threadIdx.x % kWarpgroup == 0) {
       Layout::Header(shared, stage + i) = header;
       ArriveAt(place.keys_full);
@@ -301,7 +301,7 @@ __device__ __forceinline__ void CopyUnion(const ProducedTile& tile, int first_bl
 template <int kHeadDim>
 __device__ __forceinline__ void EndTile(std::byte* shared, int stage) {
   const StagePlace place = PlaceOf<kHeadDim>(SharedAddress(shared), stage);
-  WaitAt(place.empty, place.parity ^ 1);
+  WaitForBarrier(place.empty, place.parity ^ 1);
   if (threadIdx.x % kWarpgroup == 0) {
     Shared<kHeadDim>::Header(shared, stage) = {0, 0};
     ArriveAt(place.keys_full);
@@ -359,7 +359,7 @@ __device__ __forceinline__ void Produce(const PagedAttentionParams& params, Pref
 #pragma unroll 1
   for (int n = 0;; ++n) {
     const TilePlace place = TilePlaceOf<kHeadDim>(SharedAddress(shared), n);
-    WaitAt(place.empty, place.parity ^ 1);
+    WaitForBarrier(place.empty, place.parity ^ 1);
     SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
     if (thread < kHeadDim) turn.bad_tokens[thread] = 0;
     if (thread < 32) {
@@ -415,7 +415,7 @@ __device__ __forceinline__ uint32_t OpenKeys(uint32_t shared, int stage) {
 template <int kHeadDim>
 __device__ __forceinline__ uint32_t WaitForValues(uint32_t shared, int stage) {
   const StagePlace place = PlaceOf<kHeadDim>(shared, stage);
-  WaitAt(place.values_full, place.parity);
+  WaitForBarrier(place.values_full, place.parity);
   PublishToProducts();
   return shared + Shared<kHeadDim>::ValuesOffset(stage);
 }
@@ -437,7 +437,7 @@ __device__ __forceinline__ StageHeader FindOwnBlock(std::byte* shared, uint32_t 
   StageHeader header = {0, 0};
   for (; stage < limit; ++stage) {
     const StagePlace place = PlaceOf<kHeadDim>(shared_address, stage);
-    WaitAt(place.keys_full, place.parity);
+    WaitForBarrier(place.keys_full, place.parity);
     header = Shared<kHeadDim>::Header(shared, stage);
     if ((header.tokens & own) != 0 || header.tokens == 0) return header;
     Leave<kHeadDim>(shared_address, stage);
@@ -581,7 +581,7 @@ __device__ __forceinline__ void Consume(const PagedAttentionParams& params, std:
 #pragma unroll 1
   for (int n = 0;; ++n) {
     const TilePlace place = TilePlaceOf<kHeadDim>(SharedAddress(shared), n);
-    WaitAt(place.full, place.parity);
+    WaitForBarrier(place.full, place.parity);
     const SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
     if (turn.parts[0].num_pages == 0) break;
     AttendTile<T, kHeadDim>(params, turn, shared, stage);

@@ -157,7 +157,7 @@ __device__ __forceinline__ void CopyTile(SharedTurn<kHeadDim>& turn, std::byte* 
 #pragma unroll 1
   for (int step = 0; step < num_operands; ++step) {
     const Place place = OperandPlace<kHeadDim>(SharedAddress(shared), operand + step);
-    WaitAt(place.empty, place.parity ^ 1);
+    WaitForBarrier(place.empty, place.parity ^ 1);
     const int page = step / 2 * 2;
     if (step % 2 == 0) {
       pages[0] = next[0];
@@ -204,7 +204,7 @@ __device__ __forceinline__ void Produce(const PagedAttentionParams& params, Pref
 #pragma unroll 1
   for (int n = 0;; ++n) {
     const Place place = TilePlace<kHeadDim>(shared_address, n);
-    WaitAt(place.empty, place.parity ^ 1);
+    WaitForBarrier(place.empty, place.parity ^ 1);
     SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
     if (thread < kHeadDim) turn.first_bad[thread] = INT_MAX;
     if (thread < 32) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void Leave(uint32_t shared, int operand) {
 template <int kHeadDim>
 __device__ __forceinline__ uint32_t WaitForOperand(uint32_t shared, int operand) {
   const Place place = OperandPlace<kHeadDim>(shared, operand);
-  WaitAt(place.full, place.parity);
+  WaitForBarrier(place.full, place.parity);
   PublishToProducts();
   return shared + OperandOffset<kHeadDim>(operand);
 }
@@ -357,7 +357,7 @@ __device__ __forceinline__ void Consume(const PagedAttentionParams& params, std:
 #pragma unroll 1
   for (int n = 0;; ++n) {
     const Place place = TilePlace<kHeadDim>(shared_address, n);
-    WaitAt(place.full, place.parity);
+    WaitForBarrier(place.full, place.parity);
     const SharedTurn<kHeadDim>& turn = Shared<kHeadDim>::Turn(shared, n);
     const int num_pages = turn.tile.num_pages;
     if (num_pages == 0) break;

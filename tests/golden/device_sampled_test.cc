@@ -92,11 +92,7 @@ class DeviceSampledTest : public testing::TestWithParam<DriverBackend> {
   std::string heads_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, DeviceSampledTest, testing::ValuesIn([] {
-                           std::vector<DriverBackend> backends = tests::DriverBackendsHere();
-                           std::erase(backends, DriverBackend::kCpu);
-                           return backends;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(, DeviceSampledTest, testing::ValuesIn(tests::DeviceBackendsHere()),
                          [](const auto& instance) { return std::string(NameOf(instance.param)); });
 
 TEST_P(DeviceSampledTest, AnyResidencySlotsAndWayOfValues) {

@@ -72,11 +72,7 @@ class DeviceTiersTest : public testing::TestWithParam<DriverBackend> {
   std::string heads_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, DeviceTiersTest, testing::ValuesIn([] {
-                           std::vector<DriverBackend> backends = tests::DriverBackendsHere();
-                           std::erase(backends, DriverBackend::kCpu);
-                           return backends;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(, DeviceTiersTest, testing::ValuesIn(tests::DeviceBackendsHere()),
                          [](const auto& instance) { return std::string(NameOf(instance.param)); });
 
 TEST_P(DeviceTiersTest, AnyResidencySlotsChunksAndPrefetch) {

@@ -56,6 +56,12 @@ std::vector<DriverBackend> DriverBackendsHere() {
   return backends;
 }
 
+std::vector<DriverBackend> DeviceBackendsHere() {
+  std::vector<DriverBackend> backends = DriverBackendsHere();
+  std::erase(backends, DriverBackend::kCpu);
+  return backends;
+}
+
 const char* NameOf(DriverBackend backend) {
   switch (backend) {
     case DriverBackend::kCpu:

@@ -22,6 +22,8 @@ namespace augur::tests {
 enum class DriverBackend { kCpu, kCpuAsDevice, kCuda };
 // Those of this build and machine.
 std::vector<DriverBackend> DriverBackendsHere();
+// But for the CPU by its own runner.
+std::vector<DriverBackend> DeviceBackendsHere();
 const char* NameOf(DriverBackend backend);
 
 // The repository where the tests were built; elsewhere (a carried package) the current folder.
