@@ -96,7 +96,8 @@ void DeviceAttention::TrackInfinigen(Backend* backend, const Group& group, int l
                         .dtype = options_.kv_dtype,
                         .pages_offset = offset,
                         .targets_offset = layer * tables_->partial_layer(),
-                        .channels_offset = layer * tables_->channels_layer()});
+                        .channels_offset = layer * tables_->channels_layer(),
+                        .fp8 = tables_->pools().fp8_pages()});
 }
 
 // The queries of `layer` that the layer before makes of its own input, of all generated rows.

@@ -30,6 +30,21 @@ __device__ void LoadKeys(const T* from, int head_dim, int tokens, float* keys) {
   }
 }
 
+// Likewise of an fp8 page, from `token` on: the keys of a sequence that comes back are read where
+// they lie in the host pool.
+template <int kVector>
+__device__ void LoadFp8Keys(const uint8_t* page, int head_dim, int token, int tokens, float* keys) {
+  const uint8_t* exponents = page + kBlockTokens * head_dim;
+  const int vectors = tokens * head_dim / kVector;
+  for (int i = threadIdx.x; i < vectors; i += kThreads) {
+    const int first = i * kVector;
+    const float scale = fp8::UnpackingScale(exponents[token + first / head_dim]);
+    const uint8_t* codes = page + token * head_dim + first;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) keys[first + j] = fp8::FloatFromE4M3(codes[j]) * scale;
+  }
+}
+
 // A CTA strides over the blocks of one (segment, kv head); a thread makes an element of a partial
 // key. Dynamic shared memory: the chosen columns [head_dim][num_channels], then keys
 // [kRoundTokens][head_dim].
@@ -56,9 +71,10 @@ __global__ void __launch_bounds__(kThreads) ProjectKeysKernel(ProjectKeysParams 
   const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
   for (int entry = blockIdx.z; entry < blocks; entry += gridDim.z) {
     const int block = first_block + entry;
-    const T* page = reinterpret_cast<const T*>(
+    const std::byte* const page =
         segment.pages[params.pages_offset + int64_t{entry} * block_stride +
-                      int64_t{kv_head} * segment.head_stride]);
+                      int64_t{kv_head} * segment.head_stride];
+    const bool is_fp8 = params.fp8.holds(page);
     T* target =
         reinterpret_cast<T*>(
             segment.targets[params.targets_offset + int64_t{kv_head} * segment.target_stride +
@@ -69,7 +85,12 @@ __global__ void __launch_bounds__(kThreads) ProjectKeysKernel(ProjectKeysParams 
     for (int token = first; token < last; token += kRoundTokens) {
       const int tokens = min(kRoundTokens, last - token);
       __syncthreads();  // the columns, and everyone is through with the keys
-      LoadKeys<T, kVector>(page + token * head_dim, head_dim, tokens, keys);
+      if (is_fp8) {
+        LoadFp8Keys<kVector>(reinterpret_cast<const uint8_t*>(page), head_dim, token, tokens, keys);
+      } else {
+        LoadKeys<T, kVector>(reinterpret_cast<const T*>(page) + token * head_dim, head_dim, tokens,
+                             keys);
+      }
       __syncthreads();
       for (int item = threadIdx.x; item < tokens * channels; item += kThreads) {
         const float* key = keys + item / channels * head_dim;
@@ -94,7 +115,6 @@ __global__ void __launch_bounds__(kThreads) ProjectKeysKernel(ProjectKeysParams 
 // Pages are aligned to four elements.
 void CudaBackend::ProjectKeys(const ProjectKeysParams& params) {
   AUGUR_CHECK(params.num_segments >= 0 && params.num_kv_heads > 0);
-  AUGUR_CHECK(params.fp8.begin == params.fp8.end);
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % kChains == 0 &&
               params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.num_channels > 0 && params.num_channels <= params.head_dim);

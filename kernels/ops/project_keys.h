@@ -43,7 +43,7 @@ struct ProjectKeysParams {
   int64_t pages_offset = 0;
   int64_t targets_offset = 0;
   int64_t channels_offset = 0;
-  Fp8Pages fp8 = {};  // pages that are read may be such; on a device there are none
+  Fp8Pages fp8 = {};  // pages that are read may be such
 };
 
 }  // namespace augur::kernels

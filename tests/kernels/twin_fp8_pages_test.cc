@@ -11,6 +11,7 @@
 
 #include "kernels/backend_array.h"
 #include "kernels/fp8_page.h"
+#include "kernels/ops/project_keys.h"
 #include "tests/kernels/backends_under_test.h"
 #include "tests/kernels/kernel_test_data.h"
 
@@ -233,6 +234,50 @@ TEST(TwinFp8PagesTest, CompressedKeysAreThoseOfThePlainPage) {
       EXPECT_TRUE(keys[0] == keys[1]) << name << " d " << d;
       EXPECT_TRUE(std::any_of(keys[0].begin(), keys[0].end(),
                               [](std::byte byte) { return byte != std::byte{0xff}; }));
+    }
+  }
+}
+
+// Partial keys of a sequence that comes back are made of its pages in the host pool.
+TEST(TwinFp8PagesTest, PartialKeysAreThoseOfThePlainPage) {
+  constexpr DType kType = DType::kBF16;
+  for (const auto& [name, backend, on_device] : BackendsUnderTest()) {
+    for (const int d : {64, 128}) {
+      const int channels = d / 4;
+      SharedArray<std::byte> plain(*backend, RoundedPage(kType, d, 1));
+      SharedArray<std::byte> fp8(*backend, Packed(kType, d, RoundedPage(kType, d, 1)));
+      SharedArray<std::byte> open(*backend, RoundedPage(kType, d, 2));
+      SharedArray<float> basis(*backend, RandomFloats(size_t(d) * d, 3));
+      SharedArray<int32_t> columns(*backend, channels);
+      for (int c = 0; c < channels; ++c) columns[c] = 4 * c + c % 3;
+      std::vector<std::vector<std::byte>> partial;
+      for (std::byte* const first : {plain.data(), fp8.data()}) {
+        SharedArray<std::byte> target(*backend,
+                                      size_t{kPartialPageBlocks} * kBlockTokens * channels * 2);
+        std::fill_n(target.data(), target.size(), kUntouched);
+        SharedArray<std::byte*> targets(*backend, std::vector<std::byte*>{target.data()});
+        SharedArray<const std::byte*> pages(*backend,
+                                            std::vector<const std::byte*>{first, open.data()});
+        SharedArray<ProjectSegment> segments(*backend, 1);
+        segments[0] = {.rows = {0, 87, 9},  // of both blocks, neither in whole
+                       .pages = pages.data(),
+                       .targets = targets.data(),
+                       .target_stride = 1,
+                       .channels = columns.data()};
+        backend->ProjectKeys({.basis = basis.data(),
+                              .segments = segments.data(),
+                              .num_segments = 1,
+                              .num_kv_heads = 1,
+                              .head_dim = d,
+                              .num_channels = channels,
+                              .dtype = kType,
+                              .fp8 = {fp8.data(), fp8.data() + fp8.size(), d, kType}});
+        backend->Synchronize();
+        partial.push_back(target.ToVector());
+      }
+      EXPECT_TRUE(partial[0] == partial[1]) << name << " d " << d;
+      EXPECT_TRUE(std::any_of(partial[0].begin(), partial[0].end(),
+                              [](std::byte byte) { return byte != kUntouched; }));
     }
   }
 }
