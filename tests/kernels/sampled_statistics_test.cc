@@ -6,6 +6,7 @@
 #include <map>
 
 #include "kernels/philox.h"
+#include "tests/kernels/hotelling.h"
 #include "tests/kernels/sampled_case.h"
 #include "tests/kernels/sampled_reference.h"
 
@@ -107,45 +108,17 @@ class Draws {
     return sum / outputs_.size();
   }
 
-  // Hotelling's statistic R mean' C^-1 mean of the errors of heads [0, heads): chi-square of as
-  // many degrees of freedom as components under the hypothesis that the mean is 0.
+  // Hotelling's statistic of the errors of heads [0, heads).
   double Hotelling(const std::vector<double>& exact, int heads) const {
     const size_t dim = exact.size();
-    std::vector<double> mean(dim, 0.0);
-    std::vector<std::vector<double>> square(dim, std::vector<double>(dim, 0.0)), errors;
+    std::vector<std::vector<double>> errors;
     for (const std::vector<float>& out : outputs_) {
       for (int g = 0; g < heads; ++g) {
         errors.emplace_back(dim);
-        for (size_t c = 0; c < dim; ++c) {
-          errors.back()[c] = out[g * dim + c] - exact[c];
-          mean[c] += errors.back()[c];
-        }
+        for (size_t c = 0; c < dim; ++c) errors.back()[c] = out[g * dim + c] - exact[c];
       }
     }
-    for (double& value : mean) value /= errors.size();
-    for (const std::vector<double>& error : errors) {
-      for (size_t a = 0; a < dim; ++a) {
-        for (size_t b = 0; b < dim; ++b) {
-          square[a][b] += (error[a] - mean[a]) * (error[b] - mean[b]) / (errors.size() - 1);
-        }
-      }
-    }
-    // C x = mean by elimination; C is positive definite.
-    std::vector<double> x = mean;
-    for (size_t k = 0; k < dim; ++k) {
-      for (size_t i = k + 1; i < dim; ++i) {
-        const double factor = square[i][k] / square[k][k];
-        for (size_t j = k; j < dim; ++j) square[i][j] -= factor * square[k][j];
-        x[i] -= factor * x[k];
-      }
-    }
-    double statistic = 0;
-    for (size_t k = dim; k-- > 0;) {
-      for (size_t j = k + 1; j < dim; ++j) x[k] -= square[k][j] * x[j];
-      x[k] /= square[k][k];
-      statistic += mean[k] * x[k];
-    }
-    return statistic * errors.size();
+    return HotellingStatistic(errors);
   }
 
  private:
@@ -154,8 +127,6 @@ class Draws {
 };
 
 constexpr int kDim = 16;
-constexpr double kChiSquare16At1e4 = 45.92;  // P(chi-square of 16 > this) = 1e-4
-constexpr double kChiSquare16At1e12 = 92.0;  // below 1e-12
 
 // Scores of heads that agree with `correlation`; values with a mean, or without.
 SampledCase LongCase(int n, int heads, float spread, float correlation, bool has_mean) {

@@ -80,6 +80,13 @@ class SampledBatch {
     for (size_t r = 0; r < rows.size(); ++r) FillRow(static_cast<int>(r));
   }
 
+  // Of the next Run, whose rows have the seeds from `first` on; the states are those that the last
+  // one left.
+  void SetDraws(uint64_t first, int64_t forced_offset = -1) {
+    for (size_t r = 0; r < segments_.size(); ++r) segments_[r].seed = first + r;
+    options_.forced_offset = forced_offset;
+  }
+
   SampledResult Run() {
     SampledAttentionParams params = Params();
     backend_.SampledAttention(params);
@@ -183,7 +190,7 @@ class SampledBatch {
   Backend& backend_;
   const AttentionShape shape_;
   const std::vector<SampledRow> rows_;
-  const SampledOptions options_;
+  SampledOptions options_;
   const int stride_;
   const size_t lists_;
   SharedArray<float> q_;

@@ -110,7 +110,7 @@ TEST(TwinSampledTest, GivenScoresDrawWhatTheCpuDraws) {
       {1, 1, 64, DType::kBF16, 1},      {64, 2, 128, DType::kF16, 2},
       {65, 4, 128, DType::kBF16, 3},    {1000, 16, 128, DType::kBF16, 1},
       {4097, 7, 64, DType::kF16, 6},    {2500, 3, 80, DType::kF32, 2},
-      {20000, 16, 64, DType::kBF16, 0}, {kSanitized ? 3000 : 140000, 2, 128, DType::kF16, 3}};
+      {20000, 16, 64, DType::kBF16, 0}, {kSanitized ? 3000 : 1 << 20, 2, 128, DType::kF16, 3}};
   for (const BackendUnderTest& under_test : BackendsUnderTest()) {
     for (const ScoredList& list : lists) {
       for (const ValueEstimator estimator : kOnDevices) {
@@ -122,6 +122,7 @@ TEST(TwinSampledTest, GivenScoresDrawWhatTheCpuDraws) {
           const auto found = DrawScored(*under_test.backend, list, estimator, samples, 11);
           ASSERT_EQ(found.entry_rows, expected.entry_rows);
           ASSERT_TRUE(found.counts == expected.counts);
+          for (const float value : found.out) ASSERT_TRUE(std::isfinite(value));
           if (estimator == ValueEstimator::kProportional) {
             ASSERT_TRUE(SameBits(found.out, expected.out));
             continue;
@@ -343,38 +344,6 @@ TEST(TwinSampledTest, MeanCoefficientsAreTheProbabilities) {
       }
     }
   }
-}
-
-// With scores of its own a device may draw a neighbour, of few rows.
-TEST(TwinSampledTest, ScoresOfItsOwnMoveFewDraws) {
-  const std::vector<BackendUnderTest> backends = BackendsUnderTest();
-  const AttentionShape shape{16, 1, 128, DType::kBF16};
-  int64_t draws = 0, moved = 0;
-  for (uint32_t seed = 1; seed <= 20; ++seed) {
-    std::vector<std::vector<int>> counts;
-    for (const BackendUnderTest& under_test : backends) {
-      const AttentionSequence sequence(*under_test.backend, shape,
-                                       {.seed = seed, .tokens = 128, .score_scale = 1.3f});
-      const SampledResult found = Coefficients(under_test, shape, sequence, 64, int64_t{seed} << 27,
-                                               ValueEstimator::kProportional);
-      counts.emplace_back();
-      for (int i = 0; i < shape.out_floats(); ++i) {
-        counts.back().push_back(static_cast<int>(std::lround(found.Out(i) * 64)));
-      }
-    }
-    for (int g = 0; g < shape.group; ++g) {
-      int ahead = 0;
-      for (int t = 0; t < 128; ++t) {
-        const int a = counts.front()[g * 128 + t], b = counts.back()[g * 128 + t];
-        draws += a;
-        ahead += a - b;
-        moved += std::abs(ahead);
-        ASSERT_LE(std::abs(ahead), 1);  // draws before a row differ by one: it went to a neighbour
-      }
-      ASSERT_EQ(ahead, 0);
-    }
-  }
-  EXPECT_LE(moved, draws / 100);
 }
 
 // NaN scores reach their kv head alone; what lies behind the last token and in rows that nobody
