@@ -2,15 +2,15 @@
 # Checks a carried package (deploy/package.sh OUT build/cuda --tests ...) on a machine with a GPU: the same test
 # bodies as on the CPU, goldens, sanitizers, and augurd over gRPC. Prints a line a step; logs go to LOGS.
 # Usage, in the repository's root: tests/gpu/check.sh PACKAGE LOGS [STEP...]
-#   steps: twins golden tiers copies sanitizers serve serve_tiers (default: all)
+#   steps: twins golden tiers copies sanitizers sampled serve serve_tiers serve_sampled (default: all)
 # serve needs python3 with grpcio, PACKAGE/python (the stubs of build/*/tests/e2e/python) and
 # PACKAGE/needles_cpu.json (needles.py ask, of a daemon on the CPU); serve_tiers asks the CPU itself, unless it finds
-# PACKAGE/needles_POLICY_cpu.json (needles.py ask --alone).
+# PACKAGE/needles_POLICY_cpu.json (needles.py ask --alone). serve_sampled needs PACKAGE/bin/augur-eval.
 set -uo pipefail
 
 readonly package=$(realpath "$1") logs=$(realpath "$2")
 shift 2
-readonly steps=${*:-twins golden tiers copies sanitizers serve serve_tiers}
+readonly steps=${*:-twins golden tiers copies sanitizers sampled serve serve_tiers serve_sampled}
 readonly bin=$package/bin
 failed=0
 
@@ -21,7 +21,7 @@ step() {
   timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
   status=$?
   [ $status -eq 0 ] || failed=1
-  echo "$name: status $status, $((SECONDS - started)) s: $(grep -E '\[  (PASSED|FAILED)|ERROR SUMMARY|CHECK failed|device failure|"right"|"equal"' "$logs/$name.log" | tail -2 | tr '\n' ' ' | cut -c1-600)"
+  echo "$name: status $status, $((SECONDS - started)) s: $(grep -E '\[  (PASSED|FAILED)|ERROR SUMMARY|CHECK failed|device failure|"right"|"equal"|"all"' "$logs/$name.log" | tail -3 | tr '\n' ' ' | cut -c1-900)"
 }
 
 has() { [[ " $steps " == *" $1 "* ]]; }
@@ -110,6 +110,56 @@ serve_tiers() {
   done
 }
 
+# asks_sampled NAME POLICY ARGUMENT...: sets asks, the command that puts questions at 8K to the daemon at $address.
+asks_sampled() {
+  local name=$1 policy=$2
+  shift 2
+  asks=("$bin/augur-eval" --address "$address" --text deploy/handbook.txt --text tests/e2e/corpus/mail_gateway.txt \
+    --length 8000 --questions 10 --policies "$policy" --json "$logs/$name.json" "$@")
+}
+
+# ask_of_cpu: 200 questions a task under each policy, of augurd on the CPU at $address.
+ask_of_cpu() {
+  local policy asks
+  for policy in dense forecast; do
+    asks_sampled "values_${policy}_cpu" "$policy" --documents 20 --values exact,64,128 --concurrency 8 \
+      --documents-at-once 4
+    timeout -k 5 600 "${asks[@]}"
+  done
+}
+
+# Sampled values: the CPU's answers and the device's, dense from its own memory and forecast over a host pool; there
+# once more one question at a time, which must not change a letter.
+serve_sampled() {
+  local address pid cpu_pid asking policy pool asks
+  local offers="--set attention.values.override=true
+    --set forecast_heads=$package/models/demo-9m/forecast.safetensors"
+  daemon cpu_sampled --device cpu --set threads=12 --set kv_bytes=4GiB --set batch=32 $offers || return
+  cpu_pid=$pid
+  ask_of_cpu >"$logs/values_cpu.log" 2>&1 &
+  asking=$!
+  for policy in dense forecast; do
+    pool="--set kv_bytes=8GiB"
+    [ $policy = dense ] || pool="--set residency=tiered --set kv_bytes=512MiB --set host_kv_bytes=4GiB"
+    daemon "sampled_$policy" --device cuda:0 $offers $pool --set batch=32 --set batched_tokens=2048 || continue
+    asks_sampled "values_$policy" "$policy" --documents 20 --values exact,64,128 --concurrency 8 --documents-at-once 4
+    step "values_$policy" 100 "${asks[@]}"
+    asks_sampled "values_${policy}_alone" "$policy" --documents 3 --values 64
+    step "values_${policy}_alone" 60 "${asks[@]}"
+    step "values_${policy}_in_any_batch" 20 python3 -B tests/gpu/evaluations.py texts \
+      "$logs/values_$policy.json" "$logs/values_${policy}_alone.json"
+    echo "sampled: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$logs/port_sampled_$policy")/metrics" |
+      grep -E '^augur_(sampled_|transfer_bytes_total)' | grep -v ' 0$' | sed 's/model_name="demo-9m",\?//' | tr '\n' ' ')"
+    stop_daemon "$pid"
+  done
+  wait "$asking"
+  stop_daemon "$cpu_pid"
+  for policy in dense forecast; do
+    step "values_${policy}_against_cpu" 20 python3 -B tests/gpu/evaluations.py accuracy \
+      "$logs/values_${policy}_cpu.json" "$logs/values_$policy.json"
+  done
+}
+
 # A device that cannot do what is asked, and one that breaks.
 refusals() {
   "$bin/augurd" --device cuda:7 --model "$package/models/demo-9m"
@@ -139,10 +189,23 @@ if has sanitizers; then
   step racecheck_ring 90 compute-sanitizer --tool racecheck --error-exitcode 9 --kernel-regex kns=AttendDecodeRows \
     "$bin/kernels_twins_test" --gtest_filter='TwinAttentionTest.DecodeRowsWithLists*'
 fi
+if has sampled; then
+  step sampled_twins 60 "$bin/kernels_twins_test" --gtest_filter='*TwinSampled*:*TwinSumValues*'
+  step sampled_tiers 100 "$bin/device_tiers_test" --gtest_filter='*DeviceSampled*cuda*'
+  small='*TwinSampledTest.ManyDraws*:*NanStays*:*WhereValuesLie*'
+  step sampled_memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$bin/kernels_twins_test" --gtest_filter="$small:*AMillionTokens*:*TwinSumValues*"
+  for tool in racecheck synccheck initcheck; do
+    step "sampled_$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$bin/kernels_twins_test" --gtest_filter="$small"
+    grep -E '=========' "$logs/sampled_$tool.log" | sort | uniq -c | sort -rn | head -4 | cut -c1-200
+  done
+fi
 if has serve; then
   serve
   refusals >"$logs/refusals.log" 2>&1
   cat "$logs/refusals.log" 2>/dev/null
 fi
 has serve_tiers && serve_tiers
+has serve_sampled && serve_sampled
 exit $failed
