@@ -36,7 +36,7 @@ std::vector<double> Folded(const double* error) {
 double LargestStatistic(const BackendUnderTest& under_test, const MeanCase& c, int biased) {
   const bool is_long = under_test.on_device;
   const int tokens = is_long ? 16384 + 39 : 2048 + 39;
-  const int chains = 40, steps = kSanitized ? 15 : is_long ? 150 : 40;
+  const int chains = 40, steps = kSanitized ? 30 : is_long ? 150 : 40;
   const AttentionSequence sequence(*under_test.backend, c.shape,
                                    {.seed = 21, .tokens = tokens, .score_scale = c.score_scale});
   const SampledRow row{.sequence = &sequence, .samples = c.samples, .has_sums = c.has_sums};
