@@ -33,7 +33,8 @@ DeviceAttention::DeviceAttention(Backend* backend, const DeviceAttentionOptions&
       tables_(tables),
       transfers_(transfers),
       stride_(options.max_top_k),
-      copy_ctas_(options.copy_ctas) {
+      copy_ctas_(options.copy_ctas),
+      driven_reuse_(options.driven.reuse) {
   AUGUR_CHECK(!is_tiered() || transfers != nullptr);
 }
 
@@ -450,7 +451,7 @@ void DeviceAttention::Select(Backend* backend, const kernels::SelectSegment* seg
 
 void DeviceAttention::Drive(Backend* backend, const kernels::SelectSegment* segments,
                             int num_segments, PhaseIndex phase, int layer) {
-  if (options_.driven.reuse < 0.0f) return;
+  if (driven_reuse_ < 0.0f) return;
   Selection& selection = SelectionOf(layer);
   const bool by_law = options_.driven.by_law && phase == kDecodeRows;
   backend->DriveChoice({.segments = segments,
@@ -461,7 +462,7 @@ void DeviceAttention::Drive(Backend* backend, const kernels::SelectSegment* segm
                         .counts = selection.counts.data(),
                         .selection_stride = stride_,
                         .layer = layer,
-                        .reuse = options_.driven.reuse,
+                        .reuse = driven_reuse_,
                         .stacks = by_law ? stacks_.data() + layer * stacks_layer() : nullptr,
                         .stack_stride = stack_stride(),
                         .law = options_.driven.law});

@@ -168,6 +168,7 @@ class DeviceAttention {
   int32_t* granted_ctas() { return granted_.data(); }  // [1] on the device
   // In place of the options', in steps recorded from now on.
   void set_copy_ctas(int ctas) { copy_ctas_ = ctas; }
+  void set_driven_reuse(float reuse) { driven_reuse_ = reuse; }
 
  private:
   // CTAs that stream a prompt's history: no governor watches them, and they fill the link.
@@ -417,6 +418,7 @@ class DeviceAttention {
   memory::DeviceTransfers* const transfers_;  // null: nothing is tiered
   const int stride_;                          // blocks of a selection; 0: nothing selects
   int copy_ctas_ = 0;                         // that fetch, at most
+  float driven_reuse_ = -1.0f;                // of driven choices; below 0: what scores choose
 
   // The step under way.
   Lists lists_;

@@ -122,6 +122,14 @@ absl::Status DeviceRunner::SetCopyCtas(const CopyQuotaOptions& options) {
   return CreateGrants(options);
 }
 
+void DeviceRunner::SetDrivenReuse(float reuse) {
+  backend_->Synchronize();
+  has_ahead_ = false;
+  graphs_.clear();
+  attention_->set_driven_reuse(reuse);
+  RecordGraphs();
+}
+
 QuotaPlan DeviceRunner::LaunchGraph(const GraphKey& key) {
   const RecordedStep& step = graphs_.at(key);
   QuotaPlan quota;

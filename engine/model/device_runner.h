@@ -106,6 +106,7 @@ class DeviceRunner final : public ModelRunner {
   int copy_ctas() const { return grants_->ctas(); }
   // For benches, between steps that have nothing to do with each other: records all steps anew.
   absl::Status SetCopyCtas(const CopyQuotaOptions& options);
+  void SetDrivenReuse(float reuse);
 
  private:
   struct Piece {

@@ -159,8 +159,10 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--batches", options->batches, "batch sizes")->delimiter(',');
   command->add_option("--context", options->context, "tokens behind each sequence");
   command->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 1500));
-  command->add_option("--reuse", options->reuse,
-                      "share of chosen blocks that stay; -1: by scores; natural: as measured");
+  command
+      ->add_option("--reuse", options->reuse,
+                   "shares of chosen blocks that stay; -1: by scores; natural: as measured")
+      ->delimiter(',');
   command->add_option("--others", options->others, "new blocks: alike, or law, as measured");
   command->add_option("--reuse-law", options->reuse_law, "file of `augur-bench reuse --out`");
   command->add_option("--reuse-source", options->reuse_source, "of the law: text or tasks");

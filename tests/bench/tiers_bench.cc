@@ -101,8 +101,9 @@ bool SetValues(const TiersBenchOptions& options, Bench* bench, engine::ValueSett
 }
 
 // Nothing, with a line on stderr, where re-use or law are none.
-std::optional<kernels::DrivenChoice> DrivenOf(const TiersBenchOptions& options) {
-  const bool natural = options.reuse == "natural";
+std::optional<kernels::DrivenChoice> DrivenOf(const TiersBenchOptions& options,
+                                              const std::string& reuse) {
+  const bool natural = reuse == "natural";
   kernels::DrivenChoice driven;
   if (natural || options.others == "law") {
     const auto law = ReadReuseLaw(options.reuse_law, options.reuse_source);
@@ -113,8 +114,8 @@ std::optional<kernels::DrivenChoice> DrivenOf(const TiersBenchOptions& options) 
     Refuse(absl::InvalidArgumentError("--others: expected alike or law"));
     return std::nullopt;
   }
-  const char* const end = options.reuse.data() + options.reuse.size();
-  const auto [stopped, error] = std::from_chars(options.reuse.data(), end, driven.reuse);
+  const char* const end = reuse.data() + reuse.size();
+  const auto [stopped, error] = std::from_chars(reuse.data(), end, driven.reuse);
   if (error == std::errc() && stopped == end && driven.reuse <= 1) return driven;
   Refuse(absl::InvalidArgumentError("--reuse: expected a share or natural"));
   return std::nullopt;
@@ -153,7 +154,7 @@ bool Load(kernels::Backend* backend, const TiersBenchOptions& options, Bench* be
     kv.device_bytes = static_cast<int64_t>(pool);
   }
   kv.prefetch = options.prefetch;
-  const auto driven = DrivenOf(options);
+  const auto driven = DrivenOf(options, options.reuse.front());
   if (!driven.has_value()) return false;
   bench->driven = *driven;
   kv.copy_ctas = *QuotaOf(options, options.copy_ctas.front());
@@ -444,6 +445,16 @@ bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
           "--copy-ctas: expected numbers from 1 to 64, or auto with bounds that are in order"));
     }
   }
+  std::vector<kernels::DrivenChoice> driven;
+  for (const std::string& reuse : options.reuse) {
+    const auto one = DrivenOf(options, reuse);
+    if (!one.has_value()) return false;
+    driven.push_back(*one);
+    if (one->by_law != driven.front().by_law) {
+      return Refuse(
+          absl::InvalidArgumentError("--reuse: natural beside shares needs --others law"));
+    }
+  }
   Bench bench;
   bench.threads = context.threads;
   if (!Load(backend, options, &bench)) return false;
@@ -456,9 +467,13 @@ bool RunTiersBench(kernels::Backend* backend, const BenchContext& context,
     const double link = bench.tiered ? LinkBytesPerSecond(backend, bench, quota.max_ctas) : 0;
     FillDevice(backend, options, bench);  // behind what has measured the link
     const Case about{context, options, ceilings, copy_ctas, link};
-    for (const std::string& mode : options.values) {
-      bench.attention.values.sampled = mode == "sampled";
-      for (const int batch : options.batches) RunBatch(about, batch, &bench);
+    for (const kernels::DrivenChoice& choice : driven) {
+      bench.driven = choice;
+      if (runner != nullptr && driven.size() > 1) runner->SetDrivenReuse(choice.reuse);
+      for (const std::string& mode : options.values) {
+        bench.attention.values.sampled = mode == "sampled";
+        for (const int batch : options.batches) RunBatch(about, batch, &bench);
+      }
     }
   }
   return true;

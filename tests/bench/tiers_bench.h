@@ -23,7 +23,8 @@ struct TiersBenchOptions {
   int context = 131072;  // tokens behind each sequence; a multiple of 64
   int steps = 256;       // timed, after some that fill the slots
   // Share of chosen blocks that stay: a number, below 0: what scores choose; natural: as measured.
-  std::string reuse = "0.8";
+  // Each is a run of all batches.
+  std::vector<std::string> reuse = {"0.8"};
   // What the others are: alike (any candidate) or law (of stack distances, as measured; natural
   // re-use has no other).
   std::string others = "alike";
