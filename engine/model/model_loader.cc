@@ -8,6 +8,7 @@
 #include "engine/batcher.h"
 #include "engine/json/json_fields.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/device_limits.h"
 #include "engine/model/device_runner.h"
 #include "engine/model/forecast_heads.h"
 #include "engine/model/infinigen_basis.h"
@@ -185,37 +186,6 @@ absl::StatusOr<LoadedWeights> LoadWeights(const ModelOptions& options, const Mod
   return loaded;
 }
 
-absl::Status NotOnDevice(const char* key, const std::string& expected, const std::string& found) {
-  return absl::InvalidArgumentError(absl::StrCat(key, ": expected ", expected,
-                                                 " with device: cuda, found ", found,
-                                                 "; device: cpu serves it"));
-}
-
-// What the device's runner does not do yet.
-absl::Status CheckDeviceServes(const ModelConfig& config, const ModelOptions& options,
-                               const ResolvedAttention& attention, int max_context) {
-  // Of which one CTA holds a group's (kernels/cuda/place_blocks.cu).
-  constexpr int kMostSlots = 1024;
-  if (const int slots = std::min(attention.num_slots(), BlocksFor(max_context));
-      slots > kMostSlots && options.kv.residency != ResidencyMode::kDevice) {
-    return NotOnDevice("max_top_k_blocks + spare_slots", absl::StrCat("at most ", kMostSlots),
-                       absl::StrCat(slots));
-  }
-  // kernels/cuda/sampled_attention.cu
-  constexpr int kMostGroupHeads = 16;
-  if (const int heads = config.num_q_heads / config.num_kv_heads;
-      attention.values.offered() && heads > kMostGroupHeads) {
-    return NotOnDevice(
-        "attention.values.mode",
-        absl::StrCat("exact for a model of more than ", kMostGroupHeads, " query heads a KV head"),
-        absl::StrCat("sampled for one of ", heads));
-  }
-  if (options.kv.page_check != 0) {
-    return NotOnDevice("page_check", "0", absl::StrCat(options.kv.page_check));
-  }
-  return absl::OkStatus();
-}
-
 // Writes have time: what fills the link, within the bounds of what is allowed.
 int SpillCtas(const CopyQuotaOptions& copy_ctas) {
   constexpr int kUsual = 4;
@@ -295,7 +265,7 @@ absl::StatusOr<LoadedModel> LoadModel(kernels::Backend* backend, const memory::C
                                        options.kv.residency, backend->IsDevice()));
   model.attention.choice.values.sampled = model.attention.values.sampled;
   if (backend->IsDevice()) {
-    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(config, options, model.attention, model.max_context));
+    AUGUR_RETURN_IF_ERROR(CheckDeviceServes(config, options.kv, model.attention, model.max_context));
   }
   // No selection is larger than the context.
   const int max_top_k = std::min(model.attention.max_top_k, BlocksFor(model.max_context));
