@@ -1,6 +1,7 @@
 // What one step shall do, as plain data: made by PlanStep, applied by EngineCore, printable.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,18 @@ struct PlannedAdmission {
   int total_blocks = 0;  // table length at the start: the whole current length
 };
 
-// Applied in this order: preemptions, admissions, segments.
+// A cold sequence (resumed, or a prefix hit) that gets some of what it must have on the device
+// before it takes rows: beside this step, which does not wait for it.
+struct PlannedWarmUp {
+  memory::SequenceId sequence = 0;
+  int64_t most_bytes = 0;  // handed to the link now
+};
+
+// Applied in this order: preemptions, admissions, warm-ups, segments.
 struct BatchPlan {
   std::vector<memory::SequenceId> preemptions;
   std::vector<PlannedAdmission> admissions;
+  std::vector<PlannedWarmUp> warm_ups;
   std::vector<PlannedSegment> segments;  // decodes first, then prefill chunks
 
   int num_rows() const;

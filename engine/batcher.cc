@@ -1,6 +1,7 @@
 #include "engine/batcher.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -39,6 +40,7 @@ class StepPlanner {
     CollectRunningPrefills();
     if (plan_.preemptions.empty()) PlanAdmissions();
     PlanPrefills();
+    PlanWarmUps();
     return std::move(plan_);
   }
 
@@ -144,6 +146,18 @@ class StepPlanner {
     }
   }
 
+  void PlanWarmUps() {
+    const bool alone = plan_.segments.empty();
+    int64_t left = alone ? std::numeric_limits<int64_t>::max() : limits_.warm_up_bytes;
+    for (size_t i = 0; i < num_kept_ && !alone; ++i) left -= state_.running[i].bytes_on_their_way;
+    for (size_t i = 0; i < num_kept_ && left > 0; ++i) {
+      const RunningView& view = state_.running[i];
+      if (!view.cold) continue;
+      plan_.warm_ups.push_back({.sequence = view.id, .most_bytes = left});
+      if (!alone) return;
+    }
+  }
+
   // Gives up to `rows` more rows, ending on the grid or at the end of the sequence.
   void Grant(PrefillWork* work, int rows) {
     int granted = std::min(rows, work->remaining());
@@ -187,6 +201,9 @@ std::string BatchPlan::ToString() const {
                     admission.residency == memory::Residency::kTiered ? "tiered, " : "",
                     admission.resumed ? "resumed, " : "", "hit ", admission.hit_blocks, " of ",
                     admission.total_blocks, ")");
+  }
+  for (const PlannedWarmUp& warm_up : warm_ups) {
+    absl::StrAppend(&text, "; warm ", warm_up.sequence, " by ", warm_up.most_bytes);
   }
   absl::StrAppend(&text, "; run");
   for (const PlannedSegment& segment : segments) {

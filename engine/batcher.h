@@ -17,9 +17,14 @@
 //      the others follow by least remaining work, so that one long prompt neither starves nor
 //      blocks short ones.
 //   6. Chunks end on the 64-token grid of the sequence or at its end.
+//   7. A cold sequence (resumed, or a prefix hit) is warmed beside the steps of others and takes no
+//      row before all has arrived. While somebody takes rows at most warm_up_bytes are on their
+//      way, of one sequence after the other, first in rank first, so that each joins as soon as it
+//      can; where nobody does, everything may go.
 // A paused sequence (slow reader) keeps its blocks and takes no rows; it can be preempted.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "engine/batch_plan.h"
@@ -29,6 +34,7 @@ namespace augur::engine {
 struct BatchLimits {
   int max_batch = 0;           // running sequences
   int max_batched_tokens = 0;  // rows a step; at least max_batch + 64
+  int64_t warm_up_bytes = 0;   // of cold sequences on the link at a time, while others step
 };
 
 struct RunningView {
@@ -39,7 +45,9 @@ struct RunningView {
   int reclaimable_frames = 0;  // would become available if it were preempted
   bool grows = true;           // takes frames as it grows: it lives on the device
   bool decoding = false;
-  bool paused = false;  // takes no rows: a slow reader, or a restore under way
+  bool paused = false;  // takes no rows: a slow reader, or not warm yet
+  bool cold = false;    // some of what it must have on the device is still to be handed to the link
+  int64_t bytes_on_their_way = 0;  // of what has been
 };
 
 // One way to admit a sequence.

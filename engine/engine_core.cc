@@ -76,9 +76,11 @@ StepReport EngineCore::Step() {
   const int64_t start_ns = clock_->NowNs();
   kv_->Poll();
   Sweep(start_ns, &report);
+  NoteWarm(start_ns);
   MirrorBeforePressure();
   const BatchLimits limits{.max_batch = options_.max_batch,
-                           .max_batched_tokens = options_.max_batched_tokens};
+                           .max_batched_tokens = options_.max_batched_tokens,
+                           .warm_up_bytes = options_.warm_up_bytes};
   plan_ = PlanStep(MakeBatchState(), limits);
   if (!plan_.preemptions.empty() && kv_->num_closing() > 0) {
     // What has ended gives its frames back before anybody who runs must.
@@ -87,8 +89,9 @@ StepReport EngineCore::Step() {
   }
   for (const SequenceId id : plan_.preemptions) Preempt(id);
   ApplyAdmissions(start_ns, &report);
+  ApplyWarmUps(&report);
   RunSegments(&report);
-  report.moved = report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty();
+  report.moved |= report.rows > 0 || !plan_.preemptions.empty() || !plan_.admissions.empty();
   report.awaits_copies = !report.moved && kv_->OldestPending() != memory::kNoTicket;
   if (report.rows > 0) {
     const int64_t end_ns = clock_->NowNs();
@@ -171,7 +174,9 @@ BatchState EngineCore::MakeBatchState() const {
          .reclaimable_frames = tight ? kv_->ReclaimableFrames(id) : 0,
          .grows = !kv_->sequence(id).tiered(),
          .decoding = sequence->decoding(),
-         .paused = paused});
+         .paused = paused,
+         .cold = kv_->IsCold(id),
+         .bytes_on_their_way = kv_->BytesOnTheirWay(id)});
   }
   // The head that does not fit ends admission, so no more than the free places need a look; but for
   // what was saved, where nothing runs.
@@ -307,6 +312,7 @@ void EngineCore::Preempt(SequenceId id) {
     sequence.num_computed = 0;
   }
   sequence.published_blocks = 0;
+  sequence.warming_since_ns = RequestTimes::kUnset;
   ++sequence.preemptions;
   stats_->preemptions += 1;
   waiting_.insert(std::move(node));
@@ -333,6 +339,7 @@ bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepRe
     const memory::KvDemand demand =
         DemandOf(*sequence.request, options_, memory::Residency::kTiered);
     if (!kv_->Resume(sequence.id, demand.num_slots)) return false;
+    sequence.warming_since_ns = now_ns;
     running_.insert(waiting_.extract(admission.sequence));
     return true;
   }
@@ -342,6 +349,7 @@ bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepRe
   if (!kv_->Open(AdmissionOf(sequence, admission.residency, admission.hit_blocks))) return false;
   sequence.num_computed = admission.hit_blocks * kernels::kBlockTokens;
   sequence.published_blocks = admission.hit_blocks;
+  if (kv_->IsCold(sequence.id)) sequence.warming_since_ns = now_ns;
   if (sequence.choice == 0) {
     stats_->prefix_query_blocks += keys.size();
     stats_->prefix_hit_blocks += admission.hit_blocks;
@@ -349,6 +357,27 @@ bool EngineCore::Admit(const PlannedAdmission& admission, int64_t now_ns, StepRe
   if (!sequence.admitted_before()) NoteAdmission(&sequence, now_ns, report);
   running_.insert(waiting_.extract(admission.sequence));
   return true;
+}
+
+void EngineCore::ApplyWarmUps(StepReport* report) {
+  for (const PlannedWarmUp& planned : plan_.warm_ups) {
+    if (kv_->WarmUp(planned.sequence, planned.most_bytes) > 0) report->moved = true;
+  }
+}
+
+void EngineCore::NoteWarm(int64_t now_ns) {
+  int64_t warming = 0;
+  for (const auto& [id, sequence] : running_) {
+    if (sequence->warming_since_ns == RequestTimes::kUnset) continue;
+    if (!kv_->Ready(id)) {
+      ++warming;
+      continue;
+    }
+    stats_->warm_up_seconds.Observe(static_cast<double>(now_ns - sequence->warming_since_ns) /
+                                    memory::kNsPerSecond);
+    sequence->warming_since_ns = RequestTimes::kUnset;
+  }
+  stats_->warming = warming;
 }
 
 void EngineCore::NoteAdmission(Sequence* sequence, int64_t now_ns, StepReport* report) {

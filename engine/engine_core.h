@@ -94,6 +94,9 @@ class EngineCore {
   void ApplyAdmissions(int64_t now_ns, StepReport* report);
   bool Admit(const PlannedAdmission& admission, int64_t now_ns, StepReport* report);
   void NoteAdmission(Sequence* sequence, int64_t now_ns, StepReport* report);
+  void ApplyWarmUps(StepReport* report);
+  // Counts those that have become warm.
+  void NoteWarm(int64_t now_ns);
   void RunSegments(StepReport* report);
   void GatherInputs(std::vector<StepSegment>* segments);
   void ReserveAhead();

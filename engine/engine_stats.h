@@ -37,6 +37,7 @@ struct EngineStats {
   Counter recomputed_tokens{0};  // computed again after a preemption
   Counter saved{0};              // preemptions that kept everything on the host
   Counter mirrored{0};           // sequences written behind for want of frames (residency auto)
+  Gauge warming{0};              // admitted, and what they need is on its way to the device
 
   // Tokens.
   Counter prompt_tokens{0};  // computed in prefill, first time
@@ -62,13 +63,15 @@ struct EngineStats {
   std::atomic<int64_t> last_step_ns{0};  // engine clock at the end of the last step
 
   memory::Histogram queue_seconds{memory::LatencyBounds()};
+  // From the admission of a cold sequence (resumed, or a prefix hit) until it may take rows.
+  memory::Histogram warm_up_seconds{memory::LatencyBounds()};
   memory::Histogram first_token_seconds{memory::LatencyBounds()};
   memory::Histogram inter_token_seconds{memory::LatencyBounds()};
   memory::Histogram request_seconds{memory::LatencyBounds()};
   memory::Histogram step_seconds{memory::LatencyBounds()};
   memory::Histogram step_host_seconds{memory::ShortLatencyBounds()};  // less its wait for a device
-  memory::Histogram batch_size{memory::PowerOfTwoBounds(1024)};    // sequences in a step
-  memory::Histogram step_tokens{memory::PowerOfTwoBounds(65536)};  // rows in a step
+  memory::Histogram batch_size{memory::PowerOfTwoBounds(1024)};       // sequences in a step
+  memory::Histogram step_tokens{memory::PowerOfTwoBounds(65536)};     // rows in a step
   memory::Histogram request_prompt_tokens{memory::PowerOfTwoBounds(1 << 20)};
   memory::Histogram request_generated_tokens{memory::PowerOfTwoBounds(1 << 20)};
 };

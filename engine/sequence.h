@@ -32,6 +32,7 @@ struct Sequence {
   uint32_t preemptions = 0;
   int64_t last_token_ns = 0;
   int64_t paused_since_ns = RequestTimes::kUnset;
+  int64_t warming_since_ns = RequestTimes::kUnset;  // admitted cold, and not warm yet
   RequestTimes times;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }

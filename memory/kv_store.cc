@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/check.h"
@@ -77,7 +78,7 @@ bool KvStore::Open(const KvAdmission& admission) {
     AUGUR_CHECK(OpenHost(admission, kv.get()));
     AUGUR_CHECK(
         TakeFrames(FootprintOf(pools_.layout, kv->demand, admission.most_blocks), kv.get()));
-    if (admission.hits > 0) RestoreAlwaysResident(kv.get(), admission.hits);
+    kv->warm_up = {.blocks = admission.hits, .end = admission.hits};
     kv->keyed_blocks = admission.hits;
     kv->biased_blocks = admission.hits;
     kv->summed_blocks = admission.hits;
@@ -181,61 +182,98 @@ void KvStore::AppendBiasCopies(const SequenceKv& kv, int layer, int kv_head, int
   add(kv.block_bias_means(pools_, layer, kv_head, block), kBiasWindows);
 }
 
-void KvStore::RestoreAlwaysResident(SequenceKv* kv, int blocks) {
+void KvStore::AppendAlwaysResident(const SequenceKv& kv, int block,
+                                   std::vector<PageCopy>* copies) const {
   const KvLayout& layout = pools_.layout;
-  std::vector<PageCopy> copies;
-  for (int block = 0; block < blocks; ++block) {
-    const int source = kv->host_blocks[block];
-    for (int head = 0; head < layout.num_kv_heads; ++head) {
-      copies.push_back({pools_.host_page(source, 0, head),
-                        kv->resident_page(pools_, 0, head, block), layout.host_page_bytes(),
-                        pools_.fp8});
-      for (int layer = 0; layout.has_biases() && layer < layout.num_layers; ++layer) {
-        AppendBiasCopies(*kv, layer, head, block, /*to_host=*/false, &copies);
-      }
-      for (int layer = 0; layout.has_value_sums() && layer < layout.num_layers; ++layer) {
-        copies.push_back(
-            {pools_.host_sum(source, layer, head),
-             reinterpret_cast<std::byte*>(kv->block_value_sum(pools_, layer, head, block)),
-             layout.sum_bytes});
-      }
-      if (!kv->demand.selects) continue;
-      for (int layer = 0; layer < layout.num_layers; ++layer) {
-        copies.push_back({pools_.host_key(source, layer, head),
-                          kv->block_keys(pools_, layer, head, block), layout.key_bytes});
-      }
+  const int source = kv.host_blocks[block];
+  for (int head = 0; head < layout.num_kv_heads; ++head) {
+    copies->push_back({pools_.host_page(source, 0, head), kv.resident_page(pools_, 0, head, block),
+                       layout.host_page_bytes(), pools_.fp8});
+    for (int layer = 0; layout.has_biases() && layer < layout.num_layers; ++layer) {
+      AppendBiasCopies(kv, layer, head, block, /*to_host=*/false, copies);
+    }
+    for (int layer = 0; layout.has_value_sums() && layer < layout.num_layers; ++layer) {
+      copies->push_back(
+          {pools_.host_sum(source, layer, head),
+           reinterpret_cast<std::byte*>(kv.block_value_sum(pools_, layer, head, block)),
+           layout.sum_bytes});
+    }
+    if (!kv.demand.selects) continue;
+    for (int layer = 0; layer < layout.num_layers; ++layer) {
+      copies->push_back({pools_.host_key(source, layer, head),
+                         kv.block_keys(pools_, layer, head, block), layout.key_bytes});
     }
   }
-  CheckSources(copies);
-  Submit(TransferKind::kRestore, copies, &kv->restores);
 }
 
-// Brings back what the slots held, or the last blocks where they held nothing. The block still
-// growing is among them: it must be resident.
-void KvStore::RestoreSlots(SequenceKv* kv, int blocks) {
+// What was in the slots comes back to them. Empty ones, of a sequence that has had none, get what
+// its next token takes whatever the scores say: the first block, then the last ones.
+void KvStore::FillSlots(SequenceKv* kv, int blocks) const {
   const KvLayout& layout = pools_.layout;
-  std::vector<PageCopy> copies;
   for (int layer = 1; layer < layout.num_layers; ++layer) {
     for (int head = 0; head < layout.num_kv_heads; ++head) {
       SlotGroup group = kv->group(layout, layer, head);
       for (int slot = 0; slot < kv->num_slots; ++slot) {
-        const int block = blocks - 1 - slot;
-        const size_t index = kv->slot_index(layout, layer, head, slot);
-        if (group.blocks[slot] == kNoBlock && block >= 0 && FindSlot(group, block) < 0) {
-          group.blocks[slot] = block;
-          kv->slot_has_values[index] = 1;
-        }
-        if (group.blocks[slot] == kNoBlock) continue;
-        const bool whole = kv->slot_has_values[index] != 0;
-        copies.push_back({pools_.host_page(kv->host_blocks[group.blocks[slot]], layer, head),
-                          kv->slot_page(pools_, layer, head, slot),
-                          whole ? layout.host_page_bytes() : layout.half_host_page_bytes(),
-                          pools_.fp8});
+        const int block = slot == 0 ? 0 : blocks - slot;
+        const bool fits = block >= 0 && block < blocks;
+        if (group.blocks[slot] != kNoBlock || !fits || FindSlot(group, block) >= 0) continue;
+        group.blocks[slot] = block;
+        kv->slot_has_values[kv->slot_index(layout, layer, head, slot)] = 1;
       }
     }
   }
-  CheckSources(copies);
-  Submit(TransferKind::kRestore, copies, &kv->restores);
+}
+
+void KvStore::AppendSlots(SequenceKv* kv, int group, std::vector<PageCopy>* copies) const {
+  const KvLayout& layout = pools_.layout;
+  const int layer = 1 + group / layout.num_kv_heads, head = group % layout.num_kv_heads;
+  const SlotGroup slots = kv->group(layout, layer, head);
+  for (int slot = 0; slot < kv->num_slots; ++slot) {
+    if (slots.blocks[slot] == kNoBlock) continue;
+    const bool whole = kv->slot_has_values[kv->slot_index(layout, layer, head, slot)] != 0;
+    copies->push_back({pools_.host_page(kv->host_blocks[slots.blocks[slot]], layer, head),
+                       kv->slot_page(pools_, layer, head, slot),
+                       whole ? layout.host_page_bytes() : layout.half_host_page_bytes(),
+                       pools_.fp8});
+  }
+}
+
+// Beside what a step hands over for itself; with nothing queued, any list.
+bool KvStore::HasRoomFor(size_t num_copies) {
+  while (!in_flight_.empty() && transfers_->Done(in_flight_.front())) in_flight_.pop_front();
+  return transfers_->CanSubmit(num_copies + kTicketCopies) ||
+         (in_flight_.empty() && transfers_->CanSubmit(num_copies));
+}
+
+int64_t KvStore::WarmUp(SequenceId id, int64_t most_bytes) {
+  SequenceKv& kv = *open_.at(id);
+  WarmUpProgress& warm_up = kv.warm_up;
+  int64_t bytes = 0;
+  warm_copies_.clear();
+  while (warm_up.lacks() && bytes < most_bytes) {
+    piece_copies_.clear();
+    if (warm_up.next < warm_up.blocks) {
+      AppendAlwaysResident(kv, warm_up.next, &piece_copies_);
+    } else {
+      AppendSlots(&kv, warm_up.next - warm_up.blocks, &piece_copies_);
+    }
+    const size_t copies = warm_copies_.size() + piece_copies_.size();
+    const bool first = warm_copies_.empty();
+    if ((!first && copies > kTicketCopies) || !HasRoomFor(copies)) break;
+    warm_copies_.insert(warm_copies_.end(), piece_copies_.begin(), piece_copies_.end());
+    for (const PageCopy& copy : piece_copies_) bytes += static_cast<int64_t>(copy.bytes);
+    ++warm_up.next;
+  }
+  CheckSources(warm_copies_);
+  Submit(TransferKind::kRestore, warm_copies_, &kv.restores);
+  warm_up.bytes_on_their_way += bytes;
+  return bytes;
+}
+
+void KvStore::FinishWarmUp(SequenceId id) {
+  while (!Ready(id)) {
+    if (WarmUp(id, std::numeric_limits<int64_t>::max()) == 0) transfers_->Wait(OldestPending());
+  }
 }
 
 bool KvStore::CheckPage(const std::byte* host_page, const std::byte* page) {
@@ -323,7 +361,8 @@ bool KvStore::Quiet(SequenceKv* kv) {
 bool KvStore::Ready(SequenceId id) {
   SequenceKv& kv = *open_.at(id);
   std::erase_if(kv.restores, [this](Ticket ticket) { return transfers_->Done(ticket); });
-  return kv.restores.empty();
+  if (kv.restores.empty()) kv.warm_up.bytes_on_their_way = 0;
+  return kv.restores.empty() && !kv.warm_up.lacks();
 }
 
 bool KvStore::Publish(SequenceId id, int block, const BlockKey& key) {
@@ -413,12 +452,15 @@ void KvStore::Save(SequenceId id, int num_tokens) {
   SequenceKv& kv = *node.mapped();
   AUGUR_CHECK(kv.writes_behind());
   const int blocks = BlocksOf(num_tokens);
-  // A tail that is still on its way back must not be written from its slot.
+  // One that has not come back yet has everything in its host blocks, its tail included, which must
+  // not be written from its slot.
+  const bool untouched = kv.warm_up.lacks() || !kv.restores.empty();
+  kv.warm_up = {};
   for (const Ticket ticket : kv.restores) transfers_->Wait(ticket);
   kv.restores.clear();
   for (const Ticket ticket : kv.value_moves) transfers_->Wait(ticket);
   kv.value_moves.clear();
-  for (int layer = 0; layer < pools_.layout.num_layers; ++layer) {
+  for (int layer = 0; layer < pools_.layout.num_layers && !untouched; ++layer) {
     // The tail, and what a mirror has not written yet.
     const int first = kv.submitted_blocks[layer];
     if (first >= blocks) continue;
@@ -485,8 +527,9 @@ bool KvStore::Resume(SequenceId id, int num_slots) {
     kv.slot_has_values = has_values;
     kv.slot_costs = costs;
   }
-  RestoreAlwaysResident(&kv, blocks);
-  RestoreSlots(&kv, blocks);
+  FillSlots(&kv, blocks);
+  const int groups = (pools_.layout.num_layers - 1) * pools_.layout.num_kv_heads;
+  kv.warm_up = {.blocks = blocks, .end = blocks + groups};
   kv.keyed_blocks = computed_tokens_.at(id) / kBlockTokens;
   kv.biased_blocks = kv.keyed_blocks;
   kv.summed_blocks = kv.keyed_blocks;
@@ -502,6 +545,7 @@ Ticket KvStore::OldestPending() const {
   };
   for (const auto& [id, kv] : open_) {
     for (const Ticket ticket : kv->restores) take(ticket);
+    if (kv->warm_up.lacks() && !in_flight_.empty()) take(in_flight_.front());
   }
   for (const auto& [id, kv] : closing_) {
     for (const Ticket ticket : kv->restores) take(ticket);

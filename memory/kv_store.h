@@ -66,15 +66,27 @@ class KvStore {
   // `residency`. Any thread.
   int CountCached(Residency residency, std::span<const BlockKey> keys) const;
   KvCost CostOf(const KvAdmission& admission) const;
-  // A restore of what the hit needs on the device may be under way: see Ready.
+  // With hits it is cold: see WarmUp.
   bool Open(const KvAdmission& admission);
   // kDevice: makes the table at least `blocks` long.
   bool Extend(SequenceId id, int blocks);
   int MissingFrames(SequenceId id, int blocks) const;
   // Frames that Release, or Save, would give back at once.
   int ReclaimableFrames(SequenceId id) const;
-  // False while a restore is under way.
+
+  // A sequence with a prefix hit, or a resumed one, is cold: what it needs on the device (layer 0,
+  // compressed keys and the like, its slots) is handed to the link in pieces, as many as the caller
+  // says, and never waits for room there, so that the steps of others do not. Not Ready before all
+  // of it has arrived; until then nothing of it may be read or written.
   bool Ready(SequenceId id);
+  // Something is still to be handed over.
+  bool IsCold(SequenceId id) const { return open_.at(id)->warm_up.lacks(); }
+  int64_t BytesOnTheirWay(SequenceId id) const { return open_.at(id)->warm_up.bytes_on_their_way; }
+  // The next pieces, up to the first that makes `most_bytes` full; fewer where the queue of the
+  // link has no more room beside a step's own copies. The bytes.
+  int64_t WarmUp(SequenceId id, int64_t most_bytes);
+  // Everything at once, and waits for it: where nobody else is to be served.
+  void FinishWarmUp(SequenceId id);
 
   // Ends an open or saved sequence. `late_keys` name blocks from late_first on that are completely
   // computed and not published: they will be when their writes have landed.
@@ -109,7 +121,8 @@ class KvStore {
 
   // Once a step: sees which writes have landed, frees what was closing.
   void Poll();
-  // A ticket to wait for when nothing else can be done: a restore or a closing sequence's copy.
+  // A ticket to wait for when nothing else can be done: a restore, whatever keeps a cold sequence
+  // from the link's queue, or a closing sequence's copy.
   Ticket OldestPending() const;
   void WaitForClosing();
   void ClearCache();
@@ -136,9 +149,12 @@ class KvStore {
   // Copies of a block's eviction biases, between their device frame and the host pool.
   void AppendBiasCopies(const SequenceKv& kv, int layer, int kv_head, int block, bool to_host,
                         std::vector<PageCopy>* copies) const;
-  // Layer 0, compressed keys, eviction biases and sums of values of the first blocks.
-  void RestoreAlwaysResident(SequenceKv* kv, int blocks);
-  void RestoreSlots(SequenceKv* kv, int blocks);
+  // Pieces of SequenceKv::warm_up: layer 0, compressed keys, eviction biases and sums of values of
+  // a block; the slots of a group.
+  void AppendAlwaysResident(const SequenceKv& kv, int block, std::vector<PageCopy>* copies) const;
+  void AppendSlots(SequenceKv* kv, int group, std::vector<PageCopy>* copies) const;
+  void FillSlots(SequenceKv* kv, int blocks) const;
+  bool HasRoomFor(size_t num_copies);
   void CheckSources(std::span<const PageCopy> copies);
   void RecordSpill(size_t host_page, const std::byte* page);
   // A device page, or half of one, as the host has it: itself, or packed in a buffer of the
@@ -154,6 +170,7 @@ class KvStore {
   std::optional<KvManager> host_;  // host blocks; tables: id
   PageCheck page_check_;
   std::vector<std::byte> packed_;  // a host page, where those are in fp8
+  std::vector<PageCopy> warm_copies_, piece_copies_;
   Sequences open_;
   Sequences saved_;
   Sequences closing_;

@@ -26,6 +26,17 @@ struct PendingWrite {
   int end_block = 0;  // all blocks of the layer below it are written once the ticket is done
 };
 
+// What a cold sequence (resumed, or a prefix hit) must have on the device before it takes a row, in
+// pieces, in the order in which they are handed to the link.
+struct WarmUpProgress {
+  int blocks = 0;                  // piece i below: what is always there of block i
+  int end = 0;                     // piece blocks + i: slots of the i-th group above layer 0
+  int next = 0;                    // pieces below have been handed over
+  int64_t bytes_on_their_way = 0;  // of SequenceKv::restores
+
+  bool lacks() const { return next < end; }
+};
+
 struct SequenceKv {
   SequenceId id = 0;
   KvDemand demand;
@@ -62,10 +73,11 @@ struct SequenceKv {
   std::vector<int> submitted_blocks;  // [layers]
   std::vector<int> landed_blocks;     // [layers]
   std::vector<PendingWrite> writes;   // oldest first
-  std::vector<Ticket> restores;       // layer 0, compressed keys and slots on their way back
-  std::vector<Ticket> value_moves;    // V halves of K-only slots on their way
-  std::vector<BlockKey> late_keys;    // closing: prompt blocks to publish once they have landed
-  int late_first = 0;                 // block of late_keys[0]
+  WarmUpProgress warm_up;
+  std::vector<Ticket> restores;     // layer 0, compressed keys and slots on their way back
+  std::vector<Ticket> value_moves;  // V halves of K-only slots on their way
+  std::vector<BlockKey> late_keys;  // closing: prompt blocks to publish once they have landed
+  int late_first = 0;               // block of late_keys[0]
 
   int landed_everywhere() const {
     return landed_blocks.empty() ? 0

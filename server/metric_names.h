@@ -35,6 +35,8 @@ inline constexpr char kKvCapacityBytes[] = "augur_kv_capacity_bytes";
 inline constexpr char kContextTokens[] = "augur_context_tokens";
 
 inline constexpr char kSavedRequests[] = "augur_saved_requests_total";
+inline constexpr char kWarmingRequests[] = "augur_warming_requests";
+inline constexpr char kWarmUpSeconds[] = "augur_warm_up_seconds";
 
 inline constexpr char kTransferWait[] = "augur_transfer_wait_seconds";    // {cause}
 inline constexpr char kTransferBytes[] = "augur_transfer_bytes_total";    // {direction,kind}

@@ -35,6 +35,12 @@ void AppendEngineRequests(const engine::EngineStats& stats, FamilyWriter* out) {
   out->Counter(names::kRecomputedTokens,
                "Tokens computed again: after a preemption, or for a further choice.",
                stats.recomputed_tokens);
+  out->Gauge(names::kWarmingRequests,
+             "Running requests, resumed or with a prefix hit, that wait for what they need on the "
+             "device while others step.",
+             stats.warming);
+  out->Histogram(names::kWarmUpSeconds, "From their admission until they may take rows.",
+                 stats.warm_up_seconds);
   out->Counter(names::kSavedRequests, "Preemptions that kept everything in the host pool.",
                stats.saved);
 }

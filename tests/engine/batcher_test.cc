@@ -235,5 +235,39 @@ TEST(BatcherTest, WhatIsSavedGoesFirstWhereNothingElseCan) {
   EXPECT_TRUE(PlanStep(state, kLimits).admissions.empty());
 }
 
+// Of bytes on their way and still to come.
+RunningView Cold(memory::SequenceId id, int64_t bytes_on_their_way, bool cold) {
+  RunningView view = Decoding(id, 1000);
+  view.grows = false;
+  view.missing_frames = 0;
+  view.paused = true;
+  view.cold = cold;
+  view.bytes_on_their_way = bytes_on_their_way;
+  return view;
+}
+
+TEST(BatcherTest, ColdSequencesAreWarmedOneAfterTheOtherWhileSomebodySteps) {
+  BatchLimits limits = kLimits;
+  limits.warm_up_bytes = 1000;
+  const auto plan = [&](std::vector<RunningView> running) {
+    return PlanStep({.running = std::move(running), .waiting = {}, .available_frames = 10}, limits);
+  };
+  BatchPlan found = plan({Decoding(1, 100), Cold(2, 0, true), Cold(3, 0, true)});
+  ASSERT_EQ(found.warm_ups.size(), 1u);
+  EXPECT_EQ(found.warm_ups[0].sequence, 2u);
+  EXPECT_EQ(found.warm_ups[0].most_bytes, 1000);
+  EXPECT_EQ(Find(found, 2), nullptr);
+  // What is left beside the end of the first goes to the second.
+  found = plan({Decoding(1, 100), Cold(2, 400, false), Cold(3, 0, true)});
+  ASSERT_EQ(found.warm_ups.size(), 1u);
+  EXPECT_EQ(found.warm_ups[0].sequence, 3u);
+  EXPECT_EQ(found.warm_ups[0].most_bytes, 600);
+  EXPECT_TRUE(plan({Decoding(1, 100), Cold(2, 1010, true)}).warm_ups.empty());
+  // Nobody takes rows.
+  found = plan({Cold(2, 5000, true), Cold(3, 0, true)});
+  ASSERT_EQ(found.warm_ups.size(), 2u);
+  EXPECT_GT(found.warm_ups[1].most_bytes, int64_t{1} << 60);
+}
+
 }  // namespace
 }  // namespace augur::engine

@@ -183,7 +183,7 @@ class Machine {
     std::memset(store().pools().device, 0xff,
                 store().pools().layout.frame_bytes() * store().pools().num_frames);
     ASSERT_TRUE(store().Resume(id, 6));
-    while (!store().Ready(id)) store().transfers()->Wait(store().OldestPending());
+    store().FinishWarmUp(id);
     EXPECT_EQ(kv(id).partial_tokens, 0);
     store().CheckInvariants();
   }

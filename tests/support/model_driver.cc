@@ -204,8 +204,7 @@ ModelDriver::Sequence ModelDriver::Start(std::vector<int32_t> tokens, int room,
        .hits = hits,
        .blocks = most,
        .most_blocks = most}));
-  while (!kv_->store()->Ready(sequence.id)) {
-  }
+  kv_->store()->FinishWarmUp(sequence.id);
   return sequence;
 }
 
@@ -239,8 +238,7 @@ void ModelDriver::Save(const Sequence& sequence) {
 
 void ModelDriver::Resume(const Sequence& sequence) {
   AUGUR_CHECK(kv_->store()->Resume(sequence.id, options_.num_slots));
-  while (!kv_->store()->Ready(sequence.id)) {
-  }
+  kv_->store()->FinishWarmUp(sequence.id);
 }
 
 std::vector<std::vector<float>> ModelDriver::Step(const std::vector<Part>& parts) {
