@@ -149,7 +149,7 @@ serve_sampled() {
     step "values_${policy}_in_any_batch" 20 python3 -B tests/gpu/evaluations.py texts \
       "$logs/values_$policy.json" "$logs/values_${policy}_alone.json"
     echo "sampled: $(curl -s "http://$(awk '$1 == "metrics" { print $2 }' "$logs/port_sampled_$policy")/metrics" |
-      grep -E '^augur_(sampled_|transfer_bytes_total)' | grep -v ' 0$' | sed 's/model_name="demo-9m",\?//' | tr '\n' ' ')"
+      grep -E '^augur_(sampled_|decode_fetched_bytes_total)' | grep -v ' 0$' | sed 's/model_name="demo-9m",\?//' | tr '\n' ' ')"
     stop_daemon "$pid"
   done
   wait "$asking"
