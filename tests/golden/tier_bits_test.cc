@@ -210,9 +210,10 @@ TEST_F(TierBitsTest, AfterAPrefixHit) {
       ModelDriver model(Options());
       const Logits expected = model.Complete(Prompt(kPrompt), 512, 20, choice);
       tests::PublishPrompt(&model, Prompt(kPrompt), choice, residency);
-      for (const int hits : {1, (kPrompt - 1) / 128, (kPrompt - 1) / 64}) {
+      for (const int hits : {(kPrompt - 1) / 128, 1, (kPrompt - 1) / 64}) {
         ExpectSameLogits(
             tests::AfterAPrefixHit(&model, Prompt(kPrompt), choice, residency, hits, 20), expected);
+        if (kernels::kSanitized) break;
       }
     }
   }
