@@ -18,7 +18,7 @@ std::string TrainingLines(const DocumentsOfTasks& documents) {
         text += question.text + " " + question.answer;
         for (const std::string& answer : question.more_answers) text += ", " + answer;
       }
-      lines += nlohmann::json{{"text", text}}.dump() + "\n";
+      lines += nlohmann::json{{"text", text}, {"asked_from", document.text.size()}}.dump() + "\n";
     }
   }
   return lines;

@@ -10,8 +10,9 @@
 
 namespace augur::loadtest {
 
-// One JSON object a line, {"text": document, then each question with its answer behind it}. Tasks
-// alternate, so that a part of the lines has all of them.
+// One JSON object a line: "text", the document, then each question with its answer behind it, and
+// "asked_from", at which byte of it the first question begins. Tasks alternate, so that a part of
+// the lines has all of them.
 std::string TrainingLines(const DocumentsOfTasks& documents);
 
 }  // namespace augur::loadtest

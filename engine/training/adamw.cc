@@ -14,10 +14,18 @@ double NormOf(const ForecastMatrices& matrices) {
   return std::sqrt(squares);
 }
 
+// Of the learning rate, in the step that comes as number `step`, from 1.
 double RateAt(const AdamWOptions& options, int64_t step) {
-  if (step >= options.warmup_steps) return options.learning_rate;
-  return options.learning_rate * static_cast<double>(step) /
-         static_cast<double>(options.warmup_steps);
+  double share = 1;
+  if (step < options.warmup_steps) {
+    share = static_cast<double>(step) / static_cast<double>(options.warmup_steps);
+  }
+  const int64_t left = options.total_steps - step + 1;  // this one with them
+  if (left < options.cooldown_steps) {
+    share *= static_cast<double>(std::max<int64_t>(left, 0)) /
+             static_cast<double>(options.cooldown_steps);
+  }
+  return options.learning_rate * share;
 }
 
 }  // namespace

@@ -13,6 +13,9 @@ namespace augur::engine {
 struct AdamWOptions {
   float learning_rate = 5e-4f;
   int64_t warmup_steps = 0;  // the rate rises evenly over so many
+  // The rate falls evenly to nothing over the last so many of so many steps.
+  int64_t cooldown_steps = 0;
+  int64_t total_steps = 0;
   float beta1 = 0.9f;
   float beta2 = 0.95f;
   float epsilon = 1e-6f;

@@ -25,8 +25,12 @@ int64_t CapacityFor(int tokens) {
   return (tokens + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-int MostCompared(int chunk_tokens, int row_stride) {
-  return (chunk_tokens + row_stride - 1) / row_stride + 1;
+// Of each kind of rows one a stratum, of which two reach over the chunk's ends.
+int MostCompared(int chunk_tokens, const ForecastPassOptions& options) {
+  const auto strata = [&](int stride) { return (chunk_tokens + stride - 1) / stride + 1; };
+  int most = strata(options.row_stride);
+  if (options.asked_row_stride > 0) most += strata(options.asked_row_stride);
+  return std::min(chunk_tokens, most);
 }
 
 }  // namespace
@@ -62,7 +66,7 @@ DeviceForecastPass::DeviceForecastPass(kernels::Backend* backend, const ModelCon
       dtype_(backend->IsDevice() ? DType::kBF16 : DType::kF32),
       capacity_(CapacityFor(options.max_tokens)),
       window_stride_(capacity_ / kernels::kWindowStride),
-      most_rows_(MostCompared(chunk_tokens, options.row_stride)),
+      most_rows_(MostCompared(chunk_tokens, options)),
       piece_rows_(static_cast<int>(std::clamp<int64_t>(
           kPieceBytes / (config.num_kv_heads * capacity_ * int64_t{sizeof(float)}), 1,
           std::min(most_rows_, kMostPieceRows)))),
@@ -147,10 +151,11 @@ void DeviceForecastPass::TakeGradients(ForecastMatrices* gradients) {
   ClearGradients();
 }
 
-void DeviceForecastPass::BeginSequence(int num_tokens, uint64_t seed, bool with_gradients) {
+void DeviceForecastPass::BeginSequence(int num_tokens, uint64_t seed, bool with_gradients,
+                                       std::span<const TokenRange> asked) {
   AUGUR_CHECK(num_tokens <= options_.max_tokens);
   with_gradients_ = with_gradients;
-  ListComparedRows(num_tokens, seed, options_, &compared_);
+  ListComparedRows(num_tokens, seed, asked, options_, &compared_);
   const std::vector<kernels::ForecastTally> none(config_.num_layers);
   backend_->Copy(device_tallies_.data(), none.data(), none.size() * sizeof(none[0]));
   backend_->Synchronize();

@@ -41,8 +41,9 @@ class DeviceForecastPass final : public AttentionObserver, public DeviceObserver
   // A copy of them, rounded, is what sequences are compared with from now on.
   void SetHeads(const ForecastMatrices& heads);
 
-  // Which rows are compared hangs on the seed alone.
-  void BeginSequence(int num_tokens, uint64_t seed, bool with_gradients);
+  // Which rows are compared: ListComparedRows.
+  void BeginSequence(int num_tokens, uint64_t seed, bool with_gradients,
+                     std::span<const TokenRange> asked = {});
   void BeginChunk(int first_position, int num_rows);
   void Observe(int layer, int rows, const float* qkv, int row_stride, const float* input) override;
   void ObserveOnDevice(int layer, int rows, const float* qkv, int row_stride, const void* input,

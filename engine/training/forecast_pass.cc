@@ -47,6 +47,12 @@ double SharedPart(std::span<const int32_t> wanted, std::span<const int32_t> chos
   return static_cast<double>(shared) / static_cast<double>(wanted.size());
 }
 
+bool IsInside(std::span<const TokenRange> ranges, int position) {
+  return std::any_of(ranges.begin(), ranges.end(), [&](const TokenRange& range) {
+    return position >= range.begin && position < range.end;
+  });
+}
+
 }  // namespace
 
 void LayerTally::Add(const LayerTally& other) {
@@ -56,20 +62,24 @@ void LayerTally::Add(const LayerTally& other) {
   choices += other.choices;
 }
 
-void ListComparedRows(int num_tokens, uint64_t seed, const ForecastPassOptions& options,
-                      std::vector<int32_t>* compared) {
+void ListComparedRows(int num_tokens, uint64_t seed, std::span<const TokenRange> asked,
+                      const ForecastPassOptions& options, std::vector<int32_t>* compared) {
   compared->clear();
-  const int stride = options.row_stride;
-  for (int first = 0; first < num_tokens; first += stride) {
-    const int draw = static_cast<int>(
-        TrainingDraw(TrainingPurpose::kComparedRow, seed, static_cast<uint32_t>(first), 0) %
-        static_cast<uint32_t>(stride));
-    const int position = first + draw;
-    if (position >= num_tokens) continue;
-    if (kernels::FreeBlocksAt(position, options.budget).candidates() > 0) {
-      compared->push_back(position);
+  const auto draw = [&](int stride, bool of_asked) {
+    for (int first = 0; first < num_tokens; first += stride) {
+      const uint32_t word =
+          TrainingDraw(TrainingPurpose::kComparedRow, seed, static_cast<uint32_t>(first), 0);
+      const int position = first + static_cast<int>(word % static_cast<uint32_t>(stride));
+      if (position >= num_tokens || IsInside(asked, position) != of_asked) continue;
+      if (kernels::FreeBlocksAt(position, options.budget).candidates() > 0) {
+        compared->push_back(position);
+      }
     }
-  }
+  };
+  draw(options.row_stride, false);
+  if (asked.empty()) return;
+  draw(options.asked_row_stride > 0 ? options.asked_row_stride : options.row_stride, true);
+  std::sort(compared->begin(), compared->end());
 }
 
 ForecastPass::ForecastPass(const ModelConfig& config, const ForecastPassOptions& options,
@@ -93,11 +103,11 @@ ForecastPass::ForecastPass(const ModelConfig& config, const ForecastPassOptions&
 }
 
 void ForecastPass::BeginSequence(int num_tokens, uint64_t seed, const ForecastMatrices* heads,
-                                 ForecastMatrices* gradients) {
+                                 ForecastMatrices* gradients, std::span<const TokenRange> asked) {
   AUGUR_CHECK(num_tokens <= options_.max_tokens);
   heads_ = heads;
   gradients_ = gradients;
-  ListComparedRows(num_tokens, seed, options_, &compared_);
+  ListComparedRows(num_tokens, seed, asked, options_, &compared_);
   std::fill(tallies_.begin(), tallies_.end(), LayerTally());
 }
 

@@ -18,6 +18,7 @@
 #include "engine/attention/layer_worker.h"
 #include "engine/model/model_config.h"
 #include "engine/training/forecast_matrices.h"
+#include "engine/training/training_text.h"
 #include "kernels/cpu/forecast_teacher.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/ops/forecast_loss.h"
@@ -29,7 +30,8 @@ struct ForecastPassOptions {
   kernels::SelectionBudget budget;
   bool has_fine_teacher = true;  // false: the teacher scores the compressed keys themselves
   kernels::FineAlignment alignment = {};
-  int row_stride = 1;  // one row of so many is compared, which one is drawn
+  int row_stride = 1;        // one row of so many is compared, which one is drawn
+  int asked_row_stride = 0;  // likewise of rows where a document is asked; 0: the same
   int max_tokens = 0;
   const float* cos = nullptr;  // [max_tokens, head_dim / 2], as the model rotates
   const float* sin = nullptr;
@@ -47,10 +49,10 @@ struct LayerTally {
   double mean_recall() const { return choices == 0 ? 0 : recall / static_cast<double>(choices); }
 };
 
-// Positions of a sequence that are compared, ascending: one of each row_stride, drawn by `seed`,
-// where there are free blocks to choose.
-void ListComparedRows(int num_tokens, uint64_t seed, const ForecastPassOptions& options,
-                      std::vector<int32_t>* compared);
+// Positions of a sequence that are compared, ascending: one of each row_stride (asked_row_stride
+// in the ranges of `asked`), drawn by `seed`, where there are free blocks to choose.
+void ListComparedRows(int num_tokens, uint64_t seed, std::span<const TokenRange> asked,
+                      const ForecastPassOptions& options, std::vector<int32_t>* compared);
 
 class ForecastPass final : public AttentionObserver {
  public:
@@ -58,10 +60,10 @@ class ForecastPass final : public AttentionObserver {
   ForecastPass(const ModelConfig& config, const ForecastPassOptions& options,
                kernels::ThreadPool* pool);
 
-  // Which rows are compared hangs on the seed alone. `gradients` (null: only measured) gets the
-  // sums over rows of the loss's derivatives, of the heads' shape; both stay the caller's.
+  // Which rows are compared: ListComparedRows. `gradients` (null: only measured) gets the sums over
+  // rows of the loss's derivatives, of the heads' shape; both stay the caller's.
   void BeginSequence(int num_tokens, uint64_t seed, const ForecastMatrices* heads,
-                     ForecastMatrices* gradients);
+                     ForecastMatrices* gradients, std::span<const TokenRange> asked = {});
   // Before each step of the model: which rows of the sequence it computes.
   void BeginChunk(int first_position, int num_rows);
   void Observe(int layer, int rows, const float* qkv, int row_stride, const float* input) override;

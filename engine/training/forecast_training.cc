@@ -42,6 +42,12 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeTrainingBackend(
 #endif
 }
 
+// A run without cooldown may be resumed for more steps than it was begun with.
+std::string CooldownOf(const AdamWOptions& adamw) {
+  if (adamw.cooldown_steps == 0) return "none";
+  return absl::StrCat(adamw.cooldown_steps, " of ", adamw.total_steps, " steps");
+}
+
 double MeanOver(const std::vector<LayerTally>& layers, double (LayerTally::*of)() const) {
   double sum = 0;
   for (const LayerTally& layer : layers) sum += (layer.*of)();
@@ -107,6 +113,7 @@ absl::Status ForecastTraining::CreatePass() {
   ForecastPassOptions pass{.budget = budget_,
                            .has_fine_teacher = options_.has_fine_teacher,
                            .row_stride = options_.row_stride,
+                           .asked_row_stride = options_.asked_row_stride,
                            .max_tokens = options_.length,
                            .cos = rope.cos + first_angle,
                            .sin = rope.sin + first_angle};
@@ -142,7 +149,7 @@ std::map<std::string, std::string> ForecastTraining::Settings() const {
           {"length", absl::StrCat(options_.length)},
           {"batch", absl::StrCat(options_.batch)},
           {"held_out", absl::StrCat(options_.held_out)},
-          {"row_stride", absl::StrCat(options_.row_stride)},
+          {"row_stride", absl::StrCat(options_.row_stride, "/", options_.asked_row_stride)},
           {"seed", absl::StrCat(options_.seed)},
           {"device", backend_->IsDevice() ? "cuda" : "cpu"},
           {"budget", absl::StrCat(budget_.top_k, "/", budget_.init, "/", budget_.local)},
@@ -151,7 +158,8 @@ std::map<std::string, std::string> ForecastTraining::Settings() const {
           {"route", options_.is_routed_sparse ? "sparse" : "dense"},
           {"adamw", absl::StrCat(adamw.learning_rate, "/", adamw.warmup_steps, "/", adamw.beta1,
                                  "/", adamw.beta2, "/", adamw.epsilon, "/", adamw.weight_decay, "/",
-                                 adamw.clip_norm)}};
+                                 adamw.clip_norm)},
+          {"cooldown", CooldownOf(adamw)}};
 }
 
 absl::Status ForecastTraining::BeginState() {
@@ -171,14 +179,16 @@ absl::Status ForecastTraining::Save() {
   return WriteForecastHeads(options_.out, config_, state_.heads, model_->info.dtype);
 }
 
-void ForecastTraining::RunSequence(std::span<const TokenId> tokens, uint64_t seed,
-                                   ForecastMatrices* gradients, std::vector<LayerTally>* tallies) {
+void ForecastTraining::RunSequence(int index, uint64_t seed, ForecastMatrices* gradients,
+                                   std::vector<LayerTally>* tallies) {
   AttentionChoice choice{.budget = budget_};
   if (options_.is_routed_sparse) choice.prefill = AttentionPolicy::kSparse;
+  const std::span<const TokenId> tokens = text_->sequence(index);
+  const std::vector<TokenRange> asked = text_->asked(index);
   const int count = static_cast<int>(tokens.size());
   std::span<const LayerTally> of_sequence;
   if (device_pass_ != nullptr) {
-    device_pass_->BeginSequence(count, seed, gradients != nullptr);
+    device_pass_->BeginSequence(count, seed, gradients != nullptr, asked);
     const auto begin = [&](int first, int rows) { device_pass_->BeginChunk(first, rows); };
     if (model_->on_device) {
       ObservePromptOnDevice(tokens, choice, &*model_, device_pass_.get(), begin);
@@ -187,7 +197,7 @@ void ForecastTraining::RunSequence(std::span<const TokenId> tokens, uint64_t see
     }
     of_sequence = device_pass_->EndSequence();
   } else {
-    pass_->BeginSequence(count, seed, &state_.heads, gradients);
+    pass_->BeginSequence(count, seed, &state_.heads, gradients, asked);
     ObservePrompt(tokens, choice, &*model_, pass_.get(),
                   [&](int first, int rows) { pass_->BeginChunk(first, rows); });
     of_sequence = pass_->tallies();
@@ -204,8 +214,8 @@ void ForecastTraining::Step(const OnTrainingReport& report) {
   TrainingReport of_step{.steps = options_.steps};
   for (int i = 0; i < options_.batch; ++i) {
     const int64_t at = state_.optimizer.steps * options_.batch + i;
-    RunSequence(text_->sequence(order_->At(at)), options_.seed + static_cast<uint64_t>(at),
-                &gradients_, &of_step.layers);
+    RunSequence(order_->At(at), options_.seed + static_cast<uint64_t>(at), &gradients_,
+                &of_step.layers);
   }
   if (device_pass_ != nullptr) device_pass_->TakeGradients(&gradients_);
   // The loss of a layer is the mean over its rows.
@@ -228,7 +238,7 @@ void ForecastTraining::Measure(const OnTrainingReport& report) {
       .step = state_.optimizer.steps, .steps = options_.steps, .is_held_out = true};
   const int first = text_->num_sequences() - options_.held_out;
   for (int i = first; i < text_->num_sequences(); ++i) {
-    RunSequence(text_->sequence(i), kHeldOut + static_cast<uint64_t>(i), nullptr, &held_out.layers);
+    RunSequence(i, kHeldOut + static_cast<uint64_t>(i), nullptr, &held_out.layers);
   }
   report(held_out);
 }

@@ -48,6 +48,7 @@ struct ForecastTrainingOptions {
   int64_t measure_every = 100;
   int64_t save_every = 100;
   int row_stride = 1;
+  int asked_row_stride = 0;  // of rows where a document is asked; 0: row_stride
   uint64_t seed = 1;
   AttentionSettings budget;  // top_k_blocks, init_blocks, local_blocks
   bool has_fine_teacher = true;
@@ -94,7 +95,7 @@ class ForecastTraining {
   std::map<std::string, std::string> Settings() const;
   void Step(const OnTrainingReport& report);
   void Measure(const OnTrainingReport& report);
-  void RunSequence(std::span<const TokenId> tokens, uint64_t seed, ForecastMatrices* gradients,
+  void RunSequence(int index, uint64_t seed, ForecastMatrices* gradients,
                    std::vector<LayerTally>* tallies);
   absl::Status Save();
 

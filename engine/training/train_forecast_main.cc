@@ -80,6 +80,11 @@ void AddLossFlags(CLI::App* app, Flags* flags) {
                   "Compare one row of so many, drawn; all are read by the model")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app->add_option("--asked-row-stride", options->asked_row_stride,
+                  "Likewise of the rows from a document's first question on, as\n*.jsonl says it "
+                  "(\"asked_from\"); 0: the same")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   app->add_option("--top-k-blocks", flags->top_k, "Blocks of a choice; the model's own or 25");
   app->add_option("--init-blocks", flags->init, "First blocks, always chosen; likewise or 1");
   app->add_option("--local-blocks", flags->local, "Last blocks, always chosen; likewise or 8");
@@ -104,6 +109,10 @@ void AddLossFlags(CLI::App* app, Flags* flags) {
 void AddOptimizerFlags(CLI::App* app, AdamWOptions* adamw) {
   app->add_option("--learning-rate", adamw->learning_rate)->capture_default_str();
   app->add_option("--warmup-steps", adamw->warmup_steps)->capture_default_str();
+  app->add_option("--cooldown-steps", adamw->cooldown_steps,
+                  "The rate falls evenly to nothing over the last so many\nof --steps")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
   app->add_option("--beta1", adamw->beta1)->capture_default_str();
   app->add_option("--beta2", adamw->beta2)->capture_default_str();
   app->add_option("--epsilon", adamw->epsilon)->capture_default_str();
@@ -122,6 +131,7 @@ void Resolve(Flags* flags) {
   options.is_routed_sparse = flags->route == "sparse";
   if (flags->compute == "bf16") options.kv_dtype = kernels::DType::kBF16;
   if (flags->compute == "fp32") options.kv_dtype = kernels::DType::kF32;
+  options.optimizer.total_steps = options.steps;
   options.stop = &stop;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/model/observed_prompt.h"
+#include "engine/tokenizer/utf8.h"
 #include "engine/training/training_draw.h"
 #include "memory/base/status_macros.h"
 
@@ -39,10 +40,25 @@ absl::Status AddFolder(const std::string& folder, std::vector<std::string>* file
   return absl::OkStatus();
 }
 
+struct DocumentText {
+  std::string text;
+  size_t asked_from = std::string::npos;  // byte; npos: nothing is asked
+};
+
+// A line's "asked_from", which may be left out.
+bool ReadAskedFrom(const nlohmann::json& line, DocumentText* document) {
+  const auto member = line.find("asked_from");
+  if (member == line.end()) return true;
+  if (!member->is_number_unsigned()) return false;
+  document->asked_from = member->get<size_t>();
+  return document->asked_from <= document->text.size() &&
+         IsValidUtf8(std::string_view(document->text).substr(0, document->asked_from));
+}
+
 // The documents of a file of lines, each an object with the text under "text".
-absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path,
-                                                   const std::string& text) {
-  std::vector<std::string> documents;
+absl::StatusOr<std::vector<DocumentText>> ReadLines(const std::string& path,
+                                                    const std::string& text) {
+  std::vector<DocumentText> documents;
   int line_number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -56,7 +72,13 @@ absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path,
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": line ", line_number, ": expected an object with a string under \"text\""));
     }
-    documents.push_back(member->get<std::string>());
+    documents.push_back({.text = member->get<std::string>()});
+    if (!ReadAskedFrom(json, &documents.back())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": line ", line_number,
+                       ": expected \"asked_from\" to be where a character of \"text\" begins, in "
+                       "bytes"));
+    }
   }
   return documents;
 }
@@ -89,20 +111,28 @@ absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& 
       files.push_back(path);
     }
   }
-  std::vector<TokenId> tokens;
+  TrainingText read;
+  read.length_ = length;
+  std::vector<TokenId>& tokens = read.tokens_;
   std::vector<size_t> begins;
   for (const std::string& file : files) {
     AUGUR_ASSIGN_OR_RETURN(std::string text, ReadUtf8File(file));
-    std::vector<std::string> documents;
+    std::vector<DocumentText> documents;
     if (fs::path(file).extension() == ".jsonl") {
       AUGUR_ASSIGN_OR_RETURN(documents, ReadLines(file, text));
     } else {
-      documents.push_back(std::move(text));
+      documents.push_back({.text = std::move(text)});
     }
-    for (const std::string& document : documents) {
-      const std::vector<TokenId> ids = tokenizer.Encode(document, {});
+    for (const DocumentText& document : documents) {
+      const std::vector<TokenId> ids = tokenizer.Encode(document.text, {});
       begins.push_back(tokens.size());
       tokens.insert(tokens.end(), ids.begin(), ids.end());
+      if (document.asked_from != std::string::npos) {
+        // Of the text as a whole, which may be cut into other tokens there: a token more or less.
+        const size_t before =
+            tokenizer.Encode(document.text.substr(0, document.asked_from), {}).size();
+        read.asked_.push_back({std::min(begins.back() + before, tokens.size()), tokens.size()});
+      }
       if (separator >= 0) tokens.push_back(separator);
     }
   }
@@ -111,8 +141,19 @@ absl::StatusOr<TrainingText> TrainingText::Read(const std::vector<std::string>& 
         absl::StrCat("the text is too short: expected at least ", length,
                      " tokens (one sequence of --length), found ", tokens.size()));
   }
-  std::vector<size_t> starts = StartsOf(begins, tokens.size(), length, cut);
-  return TrainingText(std::move(tokens), std::move(starts), length);
+  read.starts_ = StartsOf(begins, tokens.size(), length, cut);
+  return read;
+}
+
+std::vector<TokenRange> TrainingText::asked(int index) const {
+  const size_t first = starts_[index], last = first + length_;
+  std::vector<TokenRange> ranges;
+  for (const Asked& asked : asked_) {
+    const size_t begin = std::max(asked.begin, first), end = std::min(asked.end, last);
+    if (begin >= end) continue;
+    ranges.push_back({static_cast<int>(begin - first), static_cast<int>(end - first)});
+  }
+  return ranges;
 }
 
 uint64_t TrainingText::Fingerprint() const {
@@ -121,6 +162,7 @@ uint64_t TrainingText::Fingerprint() const {
     hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
   }
   for (const size_t start : starts_) hash = (hash ^ start) * 0x100000001b3u;
+  for (const Asked& asked : asked_) hash = (hash ^ asked.begin) * 0x100000001b3u;
   return hash ^ static_cast<uint64_t>(length_);
 }
 

@@ -4,7 +4,8 @@
 // for the *.txt, *.md and *.jsonl files below it, in the order of their paths. Documents follow
 // each other with the model's end-of-sequence id between them, as sequences of `length` tokens:
 // packed, cut wherever one ends, or whole, so that a question stands behind the facts that it asks
-// for. What is left at the end is not used.
+// for. What is left at the end is not used. A line of *.jsonl may say where its questions begin:
+// "asked_from", in bytes of its text.
 //
 // Thread: any. Ownership: holds 4 bytes a token. Failure: one line that names the file and what was
 // expected; a text too short names what is there and what is asked for.
@@ -27,6 +28,12 @@ enum class DocumentCut {
   kWhole,
 };
 
+// [begin, end) of a sequence.
+struct TokenRange {
+  int begin = 0;
+  int end = 0;
+};
+
 class TrainingText {
  public:
   // separator: between documents; negative: none.
@@ -38,15 +45,21 @@ class TrainingText {
   std::span<const TokenId> sequence(int index) const {
     return std::span(tokens_).subspan(starts_[index], length_);
   }
+  // What stands there from the first question of a document to its end, ascending.
+  std::vector<TokenRange> asked(int index) const;
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   // Names the tokens, so that a resumed run is known to see the same ones.
   uint64_t Fingerprint() const;
 
  private:
-  TrainingText(std::vector<TokenId> tokens, std::vector<size_t> starts, int length)
-      : tokens_(std::move(tokens)), starts_(std::move(starts)), length_(length) {}
+  struct Asked {
+    size_t begin = 0, end = 0;  // of tokens_
+  };
+
+  TrainingText() = default;
 
   std::vector<TokenId> tokens_;
+  std::vector<Asked> asked_;    // ascending
   std::vector<size_t> starts_;  // of sequences
   int length_ = 0;
 };

@@ -354,14 +354,19 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
 TEST(AdamWTest, AgreesWithTheTextbook) {
   ForecastMatrices weights{{{1.0f, -2.0f}, {0.5f}}};
   AdamWState state{.first = {{{0, 0}, {0}}}, .second = {{{0, 0}, {0}}}};
-  const AdamWOptions options{.learning_rate = 0.1f, .warmup_steps = 2, .clip_norm = 1.0f};
+  const AdamWOptions options{.learning_rate = 0.1f,
+                             .warmup_steps = 2,
+                             .cooldown_steps = 3,
+                             .total_steps = 5,
+                             .clip_norm = 1.0f};
   double w[3] = {1.0, -2.0, 0.5}, m[3] = {}, v[3] = {};
-  for (int step = 1; step <= 4; ++step) {
+  for (int step = 1; step <= 5; ++step) {
     const ForecastMatrices gradients{{{0.3f * step, 2.0f}, {-0.1f}}};
     const double norm = StepAdamW(options, gradients, &state, &weights);
     const double g[3] = {double{gradients.layers[0][0]}, 2.0, double{gradients.layers[1][0]}};
     EXPECT_NEAR(norm, std::sqrt(g[0] * g[0] + g[1] * g[1] + g[2] * g[2]), 1e-6);
-    const double rate = step < 2 ? 0.1 * step / 2 : 0.1;
+    const double rates[] = {0.1 * 1 / 2, 0.1, 0.1, 0.1 * 2 / 3, 0.1 * 1 / 3};
+    const double rate = rates[step - 1];
     for (int i = 0; i < 3; ++i) {
       const double clipped = norm > 1 ? g[i] / norm : g[i];
       m[i] = 0.9 * m[i] + 0.1 * clipped;
@@ -603,6 +608,56 @@ TEST_F(ForecastTrainingTest, AWholeDocumentThatDoesNotFitBeginsTheNextSequence) 
   const auto packed = TrainingText::Read({folder_ + "/whole.jsonl"}, **tokenizer, 1, 9);
   ASSERT_TRUE(packed.ok());
   EXPECT_NE(packed->Fingerprint(), text->Fingerprint());
+}
+
+TEST_F(ForecastTrainingTest, WhereADocumentIsAskedIsKnownInEachSequence) {
+  const auto tokenizer = LoadTokenizer(DemoModel() + "/tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok());
+  // A token a digit, with what begins and ends a document: 5, 4 and 10.
+  std::ofstream(folder_ + "/asked.jsonl") << R"({"text": "127", "asked_from": 2}
+{"text": "34"}
+{"text": "56789012", "asked_from": 1}
+)";
+  const auto text = TrainingText::Read({folder_ + "/asked.jsonl"}, **tokenizer, 1, 6);
+  ASSERT_TRUE(text.ok()) << text.status();
+  ASSERT_EQ(text->num_sequences(), 3);
+  const auto expect = [&](int sequence, std::vector<std::pair<int, int>> expected) {
+    std::vector<std::pair<int, int>> found;
+    for (const TokenRange& range : text->asked(sequence)) {
+      found.emplace_back(range.begin, range.end);
+    }
+    EXPECT_EQ(found, expected) << "sequence " << sequence;
+  };
+  expect(0, {{3, 4}});
+  expect(1, {{5, 6}});
+  expect(2, {{0, 6}});
+
+  std::ofstream(folder_ + "/wrong.jsonl") << R"({"text": "127", "asked_from": 4})";
+  const auto wrong = TrainingText::Read({folder_ + "/wrong.jsonl"}, **tokenizer, 1, 2);
+  EXPECT_NE(wrong.status().message().find("line 1: expected \"asked_from\""), std::string::npos)
+      << wrong.status();
+}
+
+TEST(ComparedRowsTest, AreDrawnMoreOftenWhereADocumentIsAsked) {
+  constexpr int kTokens = 4096;
+  ForecastPassOptions options{.budget = {.top_k = 4, .init = 1, .local = 2}, .row_stride = 8};
+  const std::vector<TokenRange> asked = {{1000, 1100}, {3001, 3064}};
+  std::vector<int32_t> plain, same, more;
+  ListComparedRows(kTokens, 5, {}, options, &plain);
+  ListComparedRows(kTokens, 5, asked, options, &same);
+  EXPECT_EQ(same, plain);
+  options.asked_row_stride = 1;
+  ListComparedRows(kTokens, 5, asked, options, &more);
+  std::vector<int32_t> expected;
+  const auto is_asked = [](int row) {
+    return (row >= 1000 && row < 1100) || (row >= 3001 && row < 3064);
+  };
+  for (int row = 0; row < kTokens; ++row) {
+    if (is_asked(row) || std::binary_search(plain.begin(), plain.end(), row)) {
+      expected.push_back(row);
+    }
+  }
+  EXPECT_EQ(more, expected);
 }
 
 TEST(SequenceOrderTest, EachRoundHasEachOnceInAnOrderOfItsOwn) {

@@ -218,9 +218,9 @@ TEST(TrainingLines, ADocumentIsReadAndAnsweredInOneLine) {
       {.text = "a \"b\"", .questions = {{"\nq1", "x"}, {"\nq2", "y"}}}, {.text = "c"}};
   documents[RecallTask::kNeedle] = {{.text = "d", .questions = {{"\nq", "1"}}}};
   EXPECT_EQ(TrainingLines(documents),
-            "{\"text\":\"d\\nq 1\"}\n"
-            "{\"text\":\"a \\\"b\\\"\\nq1 x\\nq2 y\"}\n"
-            "{\"text\":\"c\"}\n");
+            "{\"asked_from\":1,\"text\":\"d\\nq 1\"}\n"
+            "{\"asked_from\":5,\"text\":\"a \\\"b\\\"\\nq1 x\\nq2 y\"}\n"
+            "{\"asked_from\":1,\"text\":\"c\"}\n");
 }
 
 TEST(FillerText, LeavesOutHeadingsAndWhatLooksLikeAFact) {
