@@ -208,6 +208,7 @@ void LayerWorker::RunLayer(int layer, float* qkv, float* attended, const float* 
   ApproximateNext(layer, input);
   SelectAhead(layer);
   SelectNow(layer, qkv);
+  if (observer_ != nullptr) Reroute(layer);
   residency_.WaitForLayer(layer);
   MeasureRecall(layer, qkv);
   if (observer_ != nullptr) ShowChoices(layer);
@@ -505,6 +506,23 @@ void LayerWorker::MeasureRecall(int layer, const float* qkv) {
   }
   stats_->layers[layer].recall_found += found;
   stats_->layers[layer].recall_wanted += wanted;
+}
+
+void LayerWorker::Reroute(int layer) {
+  Selection& selection = selections_[layer % 2];
+  for (const Piece& piece : pieces_) {
+    for (int i = 0; piece.selects() && !piece.tiered && i < piece.rows.num_rows; ++i) {
+      const int row = piece.rows.first_row + i;
+      for (int head = 0; head < options_.num_kv_heads; ++head) {
+        const std::span<const int32_t> blocks = observer_->Route(layer, row, head);
+        if (blocks.empty()) continue;
+        AUGUR_CHECK(static_cast<int>(blocks.size()) <= stride_);
+        std::copy(blocks.begin(), blocks.end(), selection.blocks.begin() + list_at(row, head));
+        selection.counts[size_t(row) * options_.num_kv_heads + head] =
+            static_cast<int32_t>(blocks.size());
+      }
+    }
+  }
 }
 
 void LayerWorker::ShowChoices(int layer) {

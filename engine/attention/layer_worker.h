@@ -48,6 +48,10 @@ class AttentionObserver {
   // made of, [rows, hidden]. Valid for the call.
   virtual void Observe(int layer, int rows, const float* qkv, int row_stride,
                        const float* input) = 0;
+  // Blocks that a row of the step is to attend to in place of those that its policy chooses:
+  // ascending, forced ones among them, at most as many as its budget; empty: the policy's. After
+  // Observe, of rows that select and whose blocks are all resident. Valid until the next layer.
+  virtual std::span<const int32_t> Route(int /*layer*/, int /*row*/, int /*kv_head*/) { return {}; }
   // What a row of the step attends to in the layer, ascending, forced blocks among them; not told
   // of rows under dense attention. After Observe, rows in order. Valid for the call.
   virtual void ObserveChoice(int /*layer*/, int /*row*/, int /*kv_head*/,
@@ -179,6 +183,7 @@ class LayerWorker {
   void SelectAhead(int layer);
   void Request(int layer, memory::TransferKind kind);
   void MeasureRecall(int layer, const float* qkv);
+  void Reroute(int layer);
   void ShowChoices(int layer);
 
   // layer_eviction.cc

@@ -21,7 +21,7 @@ double RateAt(const AdamWOptions& options, int64_t step) {
     share = static_cast<double>(step) / static_cast<double>(options.warmup_steps);
   }
   const int64_t left = options.total_steps - step + 1;  // this one with them
-  if (left < options.cooldown_steps) {
+  if (options.cooldown_steps > 0 && left < options.cooldown_steps) {
     share *= static_cast<double>(std::max<int64_t>(left, 0)) /
              static_cast<double>(options.cooldown_steps);
   }

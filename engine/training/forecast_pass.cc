@@ -121,6 +121,7 @@ void ForecastPass::BeginChunk(int first_position, int num_rows) {
 void ForecastPass::Observe(int layer, int rows, const float* qkv, int row_stride,
                            const float* input) {
   AppendKeys(layer, rows, qkv, row_stride);
+  if (options_.routes_model) ChooseRoutes(layer, rows, qkv, row_stride);
   if (positions_.empty()) return;
   // Layer 0's own head and the one that looks ahead from it read the same rows.
   if (layer == 0) GatherInputs(input);
@@ -160,22 +161,23 @@ void ForecastPass::GatherInputs(const float* input) {
   }
 }
 
-void ForecastPass::TeachRows(int layer, const float* qkv, int row_stride) {
+void ForecastPass::TeachRows(int layer, const float* qkv, int row_stride,
+                             std::span<const int32_t> positions, std::vector<float>* windows) {
   const size_t width = config_.q_width();
-  queries_.resize(positions_.size() * width);
-  for (size_t i = 0; i < positions_.size(); ++i) {
-    const float* row = qkv + size_t(positions_[i] - first_position_) * row_stride;
+  queries_.resize(positions.size() * width);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const float* row = qkv + size_t(positions[i] - first_position_) * row_stride;
     std::copy(row, row + width, queries_.begin() + i * width);
   }
-  windows_.resize(positions_.size() * config_.num_kv_heads * window_stride_);
+  windows->resize(positions.size() * config_.num_kv_heads * window_stride_);
   const bool is_fine = options_.has_fine_teacher;
   teacher_.Run({.q = queries_.data(),
-                .positions = positions_.data(),
+                .positions = positions.data(),
                 .keys = (is_fine ? keys_[layer].fine : keys_[layer].coarse).data(),
-                .windows = windows_.data(),
+                .windows = windows->data(),
                 .key_stride = (is_fine ? capacity_ : window_stride_) * config_.head_dim,
                 .window_stride = window_stride_,
-                .rows = static_cast<int>(positions_.size()),
+                .rows = static_cast<int>(positions.size()),
                 .q_stride = static_cast<int>(width),
                 .num_kv_heads = config_.num_kv_heads,
                 .heads_per_group = config_.num_q_heads / config_.num_kv_heads,
@@ -185,8 +187,39 @@ void ForecastPass::TeachRows(int layer, const float* qkv, int row_stride) {
                 .alignment = options_.alignment});
 }
 
+// What the teacher would have each row of the chunk attend to: its free blocks and the forced ones.
+void ForecastPass::ChooseRoutes(int layer, int rows, const float* qkv, int row_stride) {
+  routed_positions_.clear();
+  for (int position = first_position_; position < first_position_ + rows; ++position) {
+    if (FreeBlocksAt(position, options_.budget).is_choice()) routed_positions_.push_back(position);
+  }
+  TeachRows(layer, qkv, row_stride, routed_positions_, &route_windows_);
+  const int kv_heads = config_.num_kv_heads;
+  routes_.assign(size_t(rows) * kv_heads, {});
+  pool_->ParallelFor(static_cast<int>(routed_positions_.size()) * kv_heads, [&](int item, int) {
+    const int position = routed_positions_[item / kv_heads];
+    const FreeBlocks free = FreeBlocksAt(position, options_.budget);
+    const std::span<const float> windows(route_windows_.data() + size_t(item) * window_stride_,
+                                         kernels::CompleteWindows(position));
+    std::vector<int32_t> chosen;
+    ChooseFreeBlocks(windows, free, &chosen);
+    std::vector<int32_t>& route =
+        routes_[size_t(position - first_position_) * kv_heads + item % kv_heads];
+    for (int block = 0; block < free.begin; ++block) route.push_back(block);
+    route.insert(route.end(), chosen.begin(), chosen.end());
+    for (int block = free.end; block <= position / kernels::kBlockTokens; ++block) {
+      route.push_back(block);
+    }
+  });
+}
+
+std::span<const int32_t> ForecastPass::Route(int /*layer*/, int row, int kv_head) {
+  if (!options_.routes_model) return {};
+  return routes_[size_t(row) * config_.num_kv_heads + kv_head];
+}
+
 void ForecastPass::Compare(int layer, const float* qkv, int row_stride) {
-  TeachRows(layer, qkv, row_stride);
+  TeachRows(layer, qkv, row_stride, positions_, &windows_);
   const int rows = static_cast<int>(positions_.size());
   const int width = config_.kv_width(), half = config_.head_dim / 2;
   forecasts_.resize(size_t(rows) * width);

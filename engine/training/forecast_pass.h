@@ -30,8 +30,9 @@ struct ForecastPassOptions {
   kernels::SelectionBudget budget;
   bool has_fine_teacher = true;  // false: the teacher scores the compressed keys themselves
   kernels::FineAlignment alignment = {};
-  int row_stride = 1;        // one row of so many is compared, which one is drawn
-  int asked_row_stride = 0;  // likewise of rows where a document is asked; 0: the same
+  bool routes_model = false;  // the model attends to the teacher's choice; all rows are taught
+  int row_stride = 1;         // one row of so many is compared, which one is drawn
+  int asked_row_stride = 0;   // likewise of rows where a document is asked; 0: the same
   int max_tokens = 0;
   const float* cos = nullptr;  // [max_tokens, head_dim / 2], as the model rotates
   const float* sin = nullptr;
@@ -67,6 +68,7 @@ class ForecastPass final : public AttentionObserver {
   // Before each step of the model: which rows of the sequence it computes.
   void BeginChunk(int first_position, int num_rows);
   void Observe(int layer, int rows, const float* qkv, int row_stride, const float* input) override;
+  std::span<const int32_t> Route(int layer, int row, int kv_head) override;
 
   std::span<const LayerTally> tallies() const { return tallies_; }  // [layers], of this sequence
 
@@ -85,7 +87,10 @@ class ForecastPass final : public AttentionObserver {
   void AppendKeys(int layer, int rows, const float* qkv, int row_stride);
   void GatherInputs(const float* input);
   void Compare(int layer, const float* qkv, int row_stride);
-  void TeachRows(int layer, const float* qkv, int row_stride);
+  // The teacher's windows, [rows, kv heads, window_stride_], at `positions` of the chunk.
+  void TeachRows(int layer, const float* qkv, int row_stride, std::span<const int32_t> positions,
+                 std::vector<float>* windows);
+  void ChooseRoutes(int layer, int rows, const float* qkv, int row_stride);
   void CompareRow(int layer, int row, int kv_head, RowScratch* scratch);
   void AddGradient(int layer);
 
@@ -110,6 +115,11 @@ class ForecastPass final : public AttentionObserver {
   std::vector<float> derivatives_;       // likewise, of the loss
   std::vector<LayerTally> row_tallies_;  // [rows compared, kv heads]
   std::vector<RowScratch> scratch_;      // [threads]
+
+  std::vector<int32_t> routed_positions_;     // of the chunk, where there is a choice
+  std::vector<float> route_windows_;          // as windows_, of those
+  std::vector<std::vector<int32_t>> routes_;  // [rows of the chunk, kv heads]; empty: all blocks
+
   std::vector<LayerTally> tallies_;
 };
 

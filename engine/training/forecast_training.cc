@@ -19,6 +19,24 @@ namespace {
 // Which rows of a held-out sequence are compared is the same in every run of a seed.
 constexpr uint64_t kHeldOut = uint64_t{1} << 63;
 
+absl::Status CheckServedOnDevice(const ForecastTrainingOptions& options) {
+  if (options.route == TrainingRoute::kTeacher) {
+    return absl::InvalidArgumentError(
+        "--route: expected dense or sparse on a device, found teacher; --device cpu serves it");
+  }
+  if (options.kv_dtype == kernels::DType::kF32) {
+    return absl::InvalidArgumentError(
+        "--compute: expected bf16 on a device (its sums are float32), found fp32; --device cpu "
+        "serves it");
+  }
+  return absl::OkStatus();
+}
+
+const char* NameOf(TrainingRoute route) {
+  if (route == TrainingRoute::kSparse) return "sparse";
+  return route == TrainingRoute::kTeacher ? "teacher" : "dense";
+}
+
 // A backend for cpu or cuda:N.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeTrainingBackend(
     const ForecastTrainingOptions& options) {
@@ -31,6 +49,7 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeTrainingBackend(
     return absl::InvalidArgumentError(
         absl::StrCat("--device: expected cpu, cuda or cuda:N, found ", options.device));
   }
+  AUGUR_RETURN_IF_ERROR(CheckServedOnDevice(options));
 #ifdef AUGUR_HAS_CUDA
   std::string error;
   auto backend = kernels::MakeCudaBackend({.device = device}, &error);
@@ -112,6 +131,7 @@ absl::Status ForecastTraining::CreatePass() {
   const size_t first_angle = size_t(rope.first[variant]) * (config_.head_dim / 2);
   ForecastPassOptions pass{.budget = budget_,
                            .has_fine_teacher = options_.has_fine_teacher,
+                           .routes_model = options_.route == TrainingRoute::kTeacher,
                            .row_stride = options_.row_stride,
                            .asked_row_stride = options_.asked_row_stride,
                            .max_tokens = options_.length,
@@ -155,7 +175,7 @@ std::map<std::string, std::string> ForecastTraining::Settings() const {
           {"budget", absl::StrCat(budget_.top_k, "/", budget_.init, "/", budget_.local)},
           {"teacher", absl::StrCat(options_.has_fine_teacher ? "fine" : "coarse", "/",
                                    options_.has_exact_alignment ? "exact" : "released")},
-          {"route", options_.is_routed_sparse ? "sparse" : "dense"},
+          {"route", NameOf(options_.route)},
           {"adamw", absl::StrCat(adamw.learning_rate, "/", adamw.warmup_steps, "/", adamw.beta1,
                                  "/", adamw.beta2, "/", adamw.epsilon, "/", adamw.weight_decay, "/",
                                  adamw.clip_norm)},
@@ -182,7 +202,8 @@ absl::Status ForecastTraining::Save() {
 void ForecastTraining::RunSequence(int index, uint64_t seed, ForecastMatrices* gradients,
                                    std::vector<LayerTally>* tallies) {
   AttentionChoice choice{.budget = budget_};
-  if (options_.is_routed_sparse) choice.prefill = AttentionPolicy::kSparse;
+  // The teacher's choice takes the place of the model's own (ForecastPass::Route).
+  if (options_.route != TrainingRoute::kDense) choice.prefill = AttentionPolicy::kSparse;
   const std::span<const TokenId> tokens = text_->sequence(index);
   const std::vector<TokenRange> asked = text_->asked(index);
   const int count = static_cast<int>(tokens.size());

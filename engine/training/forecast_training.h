@@ -35,6 +35,9 @@
 
 namespace augur::engine {
 
+// What the model itself attends to while it reads.
+enum class TrainingRoute { kDense, kSparse, kTeacher };  // kTeacher: on the CPU
+
 struct ForecastTrainingOptions {
   std::string model;              // folder
   std::vector<std::string> data;  // files and folders
@@ -53,8 +56,8 @@ struct ForecastTrainingOptions {
   AttentionSettings budget;  // top_k_blocks, init_blocks, local_blocks
   bool has_fine_teacher = true;
   bool has_exact_alignment = false;
-  bool is_routed_sparse = false;  // the model itself attends to its own choice of blocks
-  std::string device = "cpu";     // or cuda, cuda:N
+  TrainingRoute route = TrainingRoute::kDense;
+  std::string device = "cpu";  // or cuda, cuda:N
   // Of the keys that all of it sees; unset: float32 on the CPU, the checkpoint's type on a device.
   std::optional<kernels::DType> kv_dtype = {};
   AdamWOptions optimizer;

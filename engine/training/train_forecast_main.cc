@@ -97,12 +97,13 @@ void AddLossFlags(CLI::App* app, Flags* flags) {
       ->check(CLI::IsMember({"released", "exact"}))
       ->capture_default_str();
   app->add_option("--route", flags->route,
-                  "How the model itself attends: to all, or to its own choice (ablation)")
-      ->check(CLI::IsMember({"dense", "sparse"}))
+                  "How the model itself attends: to all, to its own choice, or to\nthe teacher's "
+                  "(ablations; the last on the CPU)")
+      ->check(CLI::IsMember({"dense", "sparse", "teacher"}))
       ->capture_default_str();
   app->add_option("--compute", flags->compute,
                   "Type in which keys and values are kept: on the CPU fp32\n(the default) or bf16; "
-                  "on a device the checkpoint's")
+                  "on a device bf16, or the checkpoint's")
       ->check(CLI::IsMember({"fp32", "bf16"}));
 }
 
@@ -128,7 +129,8 @@ void Resolve(Flags* flags) {
   options.documents = flags->documents == "whole" ? DocumentCut::kWhole : DocumentCut::kPacked;
   options.has_fine_teacher = flags->teacher == "fine";
   options.has_exact_alignment = flags->alignment == "exact";
-  options.is_routed_sparse = flags->route == "sparse";
+  if (flags->route == "sparse") options.route = TrainingRoute::kSparse;
+  if (flags->route == "teacher") options.route = TrainingRoute::kTeacher;
   if (flags->compute == "bf16") options.kv_dtype = kernels::DType::kBF16;
   if (flags->compute == "fp32") options.kv_dtype = kernels::DType::kF32;
   options.optimizer.total_steps = options.steps;

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "engine/model/observed_prompt.h"
@@ -351,6 +352,94 @@ TEST(ForecastPassTest, AgreesWithASlowOne) {
   }
 }
 
+// What rows attended to while a pass routed the model, checked against what it wanted.
+class RouteWatch final : public AttentionObserver {
+ public:
+  RouteWatch(ForecastPass* pass, const kernels::SelectionBudget& budget)
+      : pass_(pass), budget_(budget) {}
+
+  void BeginChunk(int first, int rows) {
+    pass_->BeginChunk(first, rows);
+    first_ = first;
+  }
+  void Observe(int layer, int rows, const float* qkv, int stride, const float* input) override {
+    pass_->Observe(layer, rows, qkv, stride, input);
+  }
+  std::span<const int32_t> Route(int layer, int row, int kv_head) override {
+    return pass_->Route(layer, row, kv_head);
+  }
+  void ObserveChoice(int layer, int row, int kv_head, std::span<const int32_t> blocks) override {
+    const std::span<const int32_t> route = pass_->Route(layer, row, kv_head);
+    const int last = (first_ + row) / kernels::kBlockTokens;
+    if (last < budget_.top_k) {
+      EXPECT_TRUE(route.empty());
+      EXPECT_EQ(static_cast<int>(blocks.size()), last + 1);
+      return;
+    }
+    ASSERT_EQ(static_cast<int>(blocks.size()), budget_.top_k);
+    EXPECT_TRUE(std::equal(blocks.begin(), blocks.end(), route.begin(), route.end()));
+    EXPECT_EQ(blocks.front(), 0);
+    EXPECT_EQ(blocks[blocks.size() - 2], last - 1);
+    EXPECT_EQ(blocks.back(), last);
+    chosen.insert(chosen.end(), blocks.begin() + 1, blocks.end() - 2);
+    ++rows_of_layer[layer];
+  }
+
+  std::vector<int32_t> chosen;  // free blocks, in the order of layers, rows and heads of a chunk
+  std::map<int, int> rows_of_layer;
+
+ private:
+  ForecastPass* const pass_;
+  const kernels::SelectionBudget budget_;
+  int first_ = 0;
+};
+
+TEST(ForecastPassTest, TheTeachersChoiceRoutesTheModel) {
+  constexpr int kTokens = 384;
+  const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
+  const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
+  const memory::SteadyClock clock;
+  AttentionSettings settings;
+  settings.top_k_blocks = budget.top_k;
+  settings.local_blocks = budget.local;
+  auto model = LoadObservedModel({.folder = DemoModel(),
+                                  .tokens = kTokens,
+                                  .threads = 2,
+                                  .kv_dtype = kernels::DType::kF32,
+                                  .attention = settings},
+                                 backend.get(), &clock);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const ModelConfig config = *LoadModelConfig(DemoModel());
+  const auto text = TrainingText::Read({Handbook()}, *model->tokenizer, 1, kTokens);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const TransformerLayers& layers = static_cast<TransformerRunner*>(model->runner.get())->layers();
+  kernels::ThreadPool pool(2);
+  const ForecastMatrices heads = RandomMatrices(config, 3);
+  AttentionChoice choice{.budget = budget};
+  choice.prefill = AttentionPolicy::kSparse;
+  std::vector<std::vector<int32_t>> chosen;
+  for (const bool is_fine : {true, false}) {
+    const ForecastPassOptions options{.budget = budget,
+                                      .has_fine_teacher = is_fine,
+                                      .routes_model = true,
+                                      .row_stride = 16,
+                                      .max_tokens = kTokens,
+                                      .cos = layers.rope().cos,
+                                      .sin = layers.rope().sin};
+    ForecastPass pass(config, options, &pool);
+    RouteWatch watch(&pass, budget);
+    pass.BeginSequence(kTokens, 1, &heads, nullptr);
+    ObservePrompt(text->sequence(1), choice, &*model, &watch,
+                  [&](int first, int rows) { watch.BeginChunk(first, rows); });
+    const int rows = config.num_kv_heads * (kTokens - budget.top_k * kernels::kBlockTokens);
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      EXPECT_EQ(watch.rows_of_layer[layer], rows);
+    }
+    chosen.push_back(watch.chosen);
+  }
+  EXPECT_NE(chosen[0], chosen[1]);  // the teacher's choice, not the model's own
+}
+
 TEST(AdamWTest, AgreesWithTheTextbook) {
   ForecastMatrices weights{{{1.0f, -2.0f}, {0.5f}}};
   AdamWState state{.first = {{{0, 0}, {0}}}, .second = {{{0, 0}, {0}}}};
@@ -491,16 +580,20 @@ TEST_F(ForecastTrainingTest, EveryVariantTrains) {
   options_.steps = 1;
   options_.held_out = 0;
   options_.length = 320;
-  ForecastTrainingOptions coarse = options_, exact = options_, sparse = options_;
+  ForecastTrainingOptions coarse = options_, exact = options_, sparse = options_,
+                          teacher = options_;
   coarse.has_fine_teacher = false;
   exact.has_exact_alignment = true;
-  sparse.is_routed_sparse = true;
+  sparse.route = TrainingRoute::kSparse;
+  teacher.route = TrainingRoute::kTeacher;
   std::vector<std::string> states;
-  for (ForecastTrainingOptions* variant : {&options_, &coarse, &exact, &sparse}) {
+  for (ForecastTrainingOptions* variant : {&options_, &coarse, &exact, &sparse, &teacher}) {
     ASSERT_TRUE(Train(*variant).ok());
     states.push_back(Whole(options_.out));
   }
-  for (size_t i = 1; i < states.size(); ++i) EXPECT_NE(states[i], states[0]) << i;
+  for (size_t i = 0; i < states.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(states[i], states[j]) << i << " and " << j;
+  }
 }
 
 TEST_F(ForecastTrainingTest, WhatCannotBeTrainedIsRefusedByName) {
@@ -530,6 +623,13 @@ TEST_F(ForecastTrainingTest, WhatCannotBeTrainedIsRefusedByName) {
   std::ofstream(folder_ + "/bad.jsonl") << "{\"text\": \"a\"}\n\n{\"txt\": 1}\n";
   options.data = {folder_ + "/bad.jsonl"};
   refused(options, "bad.jsonl: line 3");
+  options = options_;
+  options.device = "cuda";
+  options.route = TrainingRoute::kTeacher;
+  refused(options, "--route: expected dense or sparse on a device, found teacher");
+  options.route = TrainingRoute::kDense;
+  options.kv_dtype = kernels::DType::kF32;
+  refused(options, "--compute: expected bf16 on a device");
   options = options_;
   options.out = folder_ + "/nowhere/heads";
   refused(options, "nowhere/heads.state: cannot be written");
