@@ -202,6 +202,49 @@ TEST_P(DeviceSampledTest, InABatchWithExactOnes) {
   }
 }
 
+// Histories as long as the model allows, in chunks that end anywhere, and beside others whose
+// prompts are on their way: exact rows and sampled ones have the bits that they have alone.
+TEST_P(DeviceSampledTest, LongHistoriesInAnyChunkAndCompany) {
+  const bool is_long = GetParam() == DriverBackend::kCuda;
+  const int tokens = is_long ? 7700 : 430, batch = is_long ? 9 : 3, decodes = is_long ? 24 : 8;
+  ModelDriverOptions options = Options(ValueEstimator::kProportional);
+  options.host_blocks = 0;
+  options.values.samples = {64};
+  if (is_long) {
+    options.max_rows = 2100;
+    options.max_context = 8192;
+    options.frames = 1400;
+  }
+  for (const bool sampled : {false, true}) {
+    AttentionChoice choice = Choice(AttentionPolicy::kDense);
+    choice.prefill = AttentionPolicy::kDense;
+    choice.values.sampled = sampled;
+    SCOPED_TRACE(sampled ? "sampled" : "exact");
+    const auto prompt = [&](int i) { return Prompt(tokens + 37 * i, 50 + i); };
+    ModelDriver model(options);
+    const Logits expected = model.Complete(prompt(0), 1024, decodes, choice);
+    for (const int chunk : {is_long ? 2048 : 256, is_long ? 1000 : 100, 333, 61}) {
+      SCOPED_TRACE(chunk);
+      ExpectSameLogits(model.Complete(prompt(0), chunk, decodes, choice), expected);
+    }
+    const auto start = [&](int i) {
+      ModelDriver::Sequence sequence = model.Start(prompt(i), decodes, choice);
+      sequence.logprobs = 0;
+      return sequence;
+    };
+    std::vector<ModelDriver::Sequence> sequences;
+    for (int i = 0; i < batch; ++i) sequences.push_back(start(i));
+    const auto together = tests::DrawTogether(&model, &sequences, decodes);
+    for (const ModelDriver::Sequence& sequence : sequences) model.Finish(sequence);
+    for (int i = 0; i < batch; ++i) {
+      SCOPED_TRACE(i);
+      std::vector<ModelDriver::Sequence> one = {start(i)};
+      EXPECT_TRUE(SameBits(tests::DrawTogether(&model, &one, decodes)[0], together[i]));
+      model.Finish(one[0]);
+    }
+  }
+}
+
 TEST_P(DeviceSampledTest, ComputedAgainInAChunk) {
   for (const Case& one : Cases()) {
     SCOPED_TRACE(NameOfCase(one));

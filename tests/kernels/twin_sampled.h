@@ -81,10 +81,16 @@ class SampledBatch {
   }
 
   // Of the next Run, whose rows have the seeds from `first` on; the states are those that the last
-  // one left.
+  // one left, or the rows' own again.
   void SetDraws(uint64_t first, int64_t forced_offset = -1) {
     for (size_t r = 0; r < segments_.size(); ++r) segments_[r].seed = first + r;
     options_.forced_offset = forced_offset;
+  }
+  void ResetStates() {
+    std::fill(states_.data(), states_.data() + states_.size(), 0.0f);
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      std::copy(rows_[r].state.begin(), rows_[r].state.end(), segments_[r].state + kStateOffset);
+    }
   }
 
   SampledResult Run() {

@@ -194,7 +194,7 @@ TEST(TwinSampledTest, RowsStandAlone) {
     for (const AttentionShape& shape : Shapes()) {
       std::deque<AttentionSequence> sequences;
       std::vector<SampledRow> rows;
-      for (const int tokens : {1, 64, 65, 300, 1100}) {
+      for (const int tokens : {1, 64, 65, 300, 1100, under_test.on_device ? 8100 : 500}) {
         sequences.emplace_back(*under_test.backend, shape,
                                SequenceContent{.seed = 3u + tokens, .tokens = tokens});
         rows.push_back({.sequence = &sequences.back(), .samples = tokens == 65 ? 0 : 64});
@@ -216,7 +216,7 @@ TEST(TwinSampledTest, RowsStandAlone) {
             }
             continue;
           }
-          for (const int bound : {0, 100, 2049}) {
+          for (const int bound : {0, 150, 2049}) {
             options.max_entries = bound;
             const SampledResult alone = Sample(under_test, shape, {rows[r]}, options);
             ASSERT_TRUE(
@@ -287,22 +287,48 @@ TEST(TwinSampledTest, WhereValuesLieChangesNothing) {
 }
 
 // One row of ones a token, so that the output is the coefficients themselves.
-SampledResult Coefficients(const BackendUnderTest& under_test, const AttentionShape& shape,
-                           const AttentionSequence& sequence, int samples, int64_t offset,
-                           ValueEstimator estimator) {
-  std::vector<std::byte> ones(size_t(sequence.num_blocks()) * shape.page_bytes() / 2);
-  for (int t = 0; t < sequence.tokens(); ++t) {
-    WriteAs(shape.dtype, 1.0f, ones.data(), size_t(t) * shape.head_dim + t);
+class Coefficients {
+ public:
+  Coefficients(const BackendUnderTest& under_test, const AttentionShape& shape,
+               const AttentionSequence& sequence, int samples, ValueEstimator estimator)
+      : num_floats_(shape.out_floats()),
+        values_(*under_test.backend, Ones(shape, sequence)),
+        batch_(*under_test.backend, shape, {Row(shape, sequence, samples)},
+               {.estimator = estimator}) {}
+
+  std::vector<float> At(int64_t offset) {
+    batch_.ResetStates();
+    batch_.SetDraws(/*first=*/1, offset);
+    const SampledResult found = batch_.Run();
+    std::vector<float> out;
+    for (int i = 0; i < num_floats_; ++i) out.push_back(found.Out(i));
+    return out;
   }
-  const DeviceBytes values(*under_test.backend, ones);
-  SampledRow row{.sequence = &sequence,
-                 .samples = samples,
-                 .state = StateOf(shape, static_cast<float>(samples), 0.3f)};
-  for (int b = 0; b < sequence.num_blocks(); ++b) {
-    row.values.push_back(values.data() + b * shape.page_bytes() / 2);
+
+ private:
+  static std::vector<std::byte> Ones(const AttentionShape& shape,
+                                     const AttentionSequence& sequence) {
+    std::vector<std::byte> ones(size_t(sequence.num_blocks()) * shape.page_bytes() / 2);
+    for (int t = 0; t < sequence.tokens(); ++t) {
+      WriteAs(shape.dtype, 1.0f, ones.data(), size_t(t) * shape.head_dim + t);
+    }
+    return ones;
   }
-  return Sample(under_test, shape, {row}, {.estimator = estimator, .forced_offset = offset});
-}
+  SampledRow Row(const AttentionShape& shape, const AttentionSequence& sequence,
+                 int samples) const {
+    SampledRow row{.sequence = &sequence,
+                   .samples = samples,
+                   .state = StateOf(shape, static_cast<float>(samples), 0.3f)};
+    for (int b = 0; b < sequence.num_blocks(); ++b) {
+      row.values.push_back(values_.data() + b * shape.page_bytes() / 2);
+    }
+    return row;
+  }
+
+  const int num_floats_;
+  const DeviceBytes values_;
+  SampledBatch batch_;
+};
 
 // E[w_j] = p_j over every offset there is, with the backend's own scores.
 TEST(TwinSampledTest, MeanCoefficientsAreTheProbabilities) {
@@ -327,13 +353,9 @@ TEST(TwinSampledTest, MeanCoefficientsAreTheProbabilities) {
         for (double& value : p[g]) value /= sum;
       }
       for (const ValueEstimator estimator : kOnDevices) {
-        const std::vector<double> mean = MeanOverOffsets([&](int64_t offset) {
-          const SampledResult found =
-              Coefficients(under_test, shape, sequence, 8, offset, estimator);
-          std::vector<float> out;
-          for (int i = 0; i < shape.out_floats(); ++i) out.push_back(found.Out(i));
-          return out;
-        });
+        Coefficients coefficients(under_test, shape, sequence, 8, estimator);
+        const std::vector<double> mean =
+            MeanOverOffsets([&](int64_t offset) { return coefficients.At(offset); });
         for (int g = 0; g < shape.group; ++g) {
           for (int t = 0; t < tokens; ++t) {
             ASSERT_NEAR(mean[size_t(g) * shape.head_dim + t], p[g][t], 2e-6)
