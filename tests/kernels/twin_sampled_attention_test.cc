@@ -200,6 +200,13 @@ TEST(TwinSampledTest, RowsStandAlone) {
         rows.push_back({.sequence = &sequences.back(), .samples = tokens == 65 ? 0 : 64});
         rows.push_back({});
       }
+      // So many pages that each CTA's ring of them comes round.
+      for (int i = 1; i < (under_test.on_device ? 40 : 3); ++i) {
+        rows.push_back({.sequence = &sequences.back(),
+                        .samples = 64,
+                        .seed = 100u + i,
+                        .position = sequences.back().tokens() - 11 * i});
+      }
       rows[8].lists = SomeBlocks(shape, 18);
       rows[6].state = rows[8].state = StateOf(shape, 40, 1.5f);
       rows[6].has_sums = true;
