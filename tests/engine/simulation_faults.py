@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-OPERATIONS = "16000000"
+OPERATIONS = "48000000"
 TIMEOUT_S = 200
 
 # name, file to change, text, replacement, and sources to compile anew where that is not the file itself
@@ -54,8 +54,8 @@ FAULTS = [
      "const size_t full = std::min<size_t>(keys.size(), sequence->num_computed / kernels::kBlockTokens);",
      "const size_t full = std::min<size_t>(keys.size(), (sequence->num_computed + 64) / kernels::kBlockTokens);"),
     ("blocks are published before they are written", "engine/engine_core.cc",
-     "  running_.insert(waiting_.extract(admission.sequence));\n  return true;\n}\n\nvoid EngineCore::NoteAdmission",
-     "  running_.insert(waiting_.extract(admission.sequence));\n  for (size_t i = 0; i < keys.size(); ++i) kv_->Publish(sequence.id, static_cast<int>(i), keys[i]);\n  return true;\n}\n\nvoid EngineCore::NoteAdmission"),
+     "  running_.insert(waiting_.extract(admission.sequence));\n  return true;\n}\n\nvoid EngineCore::ApplyWarmUps",
+     "  running_.insert(waiting_.extract(admission.sequence));\n  for (size_t i = 0; i < keys.size(); ++i) kv_->Publish(sequence.id, static_cast<int>(i), keys[i]);\n  return true;\n}\n\nvoid EngineCore::ApplyWarmUps"),
     ("the end of a sequence leaks its blocks", "engine/engine_core.cc",
      "if (&map == &running_ || kv_->is_saved(id)) ReleaseKv",
      "if (&map == &running_) ReleaseKv"),
@@ -160,14 +160,14 @@ FAULTS = [
      "while (done < kv->writes.size() && transfers_->Done(kv->writes[done].ticket)) {",
      "while (done < kv->writes.size()) {"),
     ("a restore is not awaited", "memory/kv_store.cc",
-     "  return kv.restores.empty();\n}\n\nbool KvStore::Publish",
-     "  return true;\n}\n\nbool KvStore::Publish"),
+     "return kv.restores.empty() && !kv.warm_up.lacks();",
+     "return !kv.warm_up.lacks();"),
     ("compressed keys stay away on a prefix hit", "memory/kv_store.cc",
-     "      if (!kv->demand.selects) continue;\n      for (int layer",
-     "      continue;\n      for (int layer"),
+     "    if (!kv.demand.selects) continue;\n    for (int layer",
+     "    continue;\n    for (int layer"),
     ("the last block of a hit is not restored", "memory/kv_store.cc",
-     "  for (int block = 0; block < blocks; ++block) {\n    const int source",
-     "  for (int block = 0; block + 1 < blocks; ++block) {\n    const int source"),
+     "kv->warm_up = {.blocks = admission.hits, .end = admission.hits};",
+     "kv->warm_up = {.blocks = admission.hits - 1, .end = admission.hits - 1};"),
     ("compressed keys do not reach the host", "memory/kv_store.h",
      "      if (!kv.demand.selects) continue;\n      copies->push_back({kv.block_keys",
      "      continue;\n      copies->push_back({kv.block_keys",
@@ -182,8 +182,8 @@ FAULTS = [
      "  return kv->writes.empty() && kv->restores.empty() && kv->value_moves.empty();",
      "  return kv->writes.empty() && kv->value_moves.empty();"),
     ("the tail is lost at a preemption", "memory/kv_store.cc",
-     "  const int blocks = BlocksOf(num_tokens);\n  // A tail",
-     "  const int blocks = num_tokens / kBlockTokens;\n  // A tail"),
+     "  const int blocks = BlocksOf(num_tokens);\n  // One that has not",
+     "  const int blocks = num_tokens / kBlockTokens;\n  // One that has not"),
     ("a sequence is saved without waiting for its writes", "memory/kv_store.cc",
      "    transfers_->Wait(kv.writes.front().ticket);\n    PollWrites(&kv);",
      "    kv.writes.erase(kv.writes.begin());"),
