@@ -175,6 +175,10 @@ CLI::App* AddTiersCommand(CLI::App* app, TiersBenchOptions* options) {
   command->add_option("--copy-ctas-max", options->copy_ctas_max, "of auto")
       ->check(CLI::Range(1, 64));
   command->add_option("--window", options->window, "a record for so many steps, from the first");
+  command
+      ->add_option("--warm-ups", options->warm_ups,
+                   "times that the last sequence is saved and comes back beside the others")
+      ->check(CLI::Range(0, 8));
   command->add_option("--prefetch", options->prefetch, "0: fetch on need");
   command->add_option("--policy", options->policy, "dense, sparse, forecast or infinigen");
   command->add_option("--residency", options->residency, "tiered, device or auto");

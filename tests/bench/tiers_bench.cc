@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/batcher.h"
+#include "engine/engine_options.h"
 #include "engine/kv_options.h"
 #include "engine/model/device_runner.h"
 #include "engine/model/model_config.h"
@@ -42,6 +43,9 @@ struct Bench {
   kernels::DType dtype = kernels::DType::kBF16;
   bool samples = false;  // some run does
   int threads = 1;       // of the host
+
+  int batch = 0;  // open sequences
+  int lag = 0;    // tokens of the last sequence behind the others
 
   std::vector<int32_t> ids;
   std::vector<engine::StepSegment> segments;
@@ -189,6 +193,8 @@ void ChooseFirstChannels(const memory::KvLayout& layout, memory::SequenceKv* kv)
 
 // Sequences that have computed `context` tokens, all of them on the host where they are tiered.
 bool Open(const TiersBenchOptions& options, int batch, Bench* bench) {
+  bench->batch = batch;
+  bench->lag = 0;
   memory::KvStore* const store = bench->model.kv->store();
   for (int i = 1; i <= batch; ++i) {
     const auto id = static_cast<memory::SequenceId>(i);
@@ -237,7 +243,8 @@ void Step(int batch, int position, Bench* bench) {
   bench->model.kv->store()->Poll();
   for (int i = 0; i < batch; ++i) {
     engine::StepSegment segment;
-    segment.rows = {.first_row = i, .num_rows = 1, .first_position = position};
+    const int at = i + 1 == bench->batch ? position - bench->lag : position;
+    segment.rows = {.first_row = i, .num_rows = 1, .first_position = at};
     segment.kv = &bench->model.kv->store()->sequence(i + 1);
     segment.attention = &bench->attention;
     segment.prompt_tokens = kPromptTokens;
@@ -245,8 +252,8 @@ void Step(int batch, int position, Bench* bench) {
         engine::RopeVariantOf(bench->model.info.short_rope_context, bench->model.max_context);
     segment.wants_token = true;
     segment.sampling.temperature = 0;
-    segment.sampling.position = static_cast<uint32_t>(position + 1);
-    const bool goes_on = static_cast<int>(bench->outputs.tokens.size()) == batch;
+    segment.sampling.position = static_cast<uint32_t>(at + 1);
+    const bool goes_on = i < static_cast<int>(bench->outputs.tokens.size());
     bench->ids.push_back(goes_on ? std::max(0, bench->outputs.tokens[i]) : 3 + i);
     bench->segments.push_back(segment);
   }
@@ -413,6 +420,62 @@ void Measure(const Case& about, int batch, int steps, int window, int* position,
   record.Print();
 }
 
+struct StepTimes {
+  int steps = 0;
+  double seconds = 0, worst = 0;
+
+  void Add(double step) {
+    ++steps;
+    seconds += step;
+    worst = std::max(worst, step);
+  }
+};
+
+// Steps of all sequences but the last, which was saved and comes back beside them: in pieces, as
+// the engine plans them, or all handed over at once, waiting for room in the link's queue.
+void MeasureWarmUp(const Case& about, int batch, bool in_pieces, int* position, Bench* bench) {
+  constexpr int kAloneSteps = 48;
+  memory::KvStore* const store = bench->model.kv->store();
+  const auto cold = static_cast<memory::SequenceId>(batch);
+  const int slots = kBudget.top_k + about.options.spare_slots;
+  bench->model.runner->Leave(&store->sequence(cold), /*keep=*/true);
+  const int saved_at = *position - bench->lag;
+  store->Save(cold, saved_at);
+  for (int i = 0; i < kWarmSteps; ++i) Step(batch - 1, (*position)++, bench);
+  StepTimes alone, beside;
+  for (int i = 0; i < kAloneSteps; ++i) {
+    alone.Add(BestSeconds(1, [&] { Step(batch - 1, (*position)++, bench); }));
+  }
+  const int64_t most_bytes = engine::EngineOptions{}.warm_up_bytes;
+  bool resumed = false;
+  do {
+    beside.Add(BestSeconds(1, [&] {
+      if (!resumed) AUGUR_CHECK(store->Resume(cold, slots));
+      resumed = true;
+      while (!in_pieces && store->IsCold(cold)) {
+        if (store->WarmUp(cold, most_bytes) == 0) store->transfers()->Wait(store->OldestPending());
+      }
+      const int64_t left = most_bytes - store->BytesOnTheirWay(cold);
+      if (in_pieces && left > 0) store->WarmUp(cold, left);
+      Step(batch - 1, (*position)++, bench);
+    }));
+  } while (!store->Ready(cold));
+  bench->lag = *position - saved_at;
+  const double joined = BestSeconds(1, [&] { Step(batch, (*position)++, bench); });
+  BenchRecord(about.context, "warm_up")
+      .Add("handed_over", std::string(in_pieces ? "in pieces" : "at once"))
+      .Add("context", int64_t{about.options.context})
+      .Add("others", int64_t{batch - 1})
+      .Add("ms_per_step_alone", alone.seconds / alone.steps * 1e3)
+      .Add("worst_ms_alone", alone.worst * 1e3)
+      .Add("ms_per_step_beside", beside.seconds / beside.steps * 1e3)
+      .Add("worst_ms_beside", beside.worst * 1e3)
+      .Add("steps_until_warm", int64_t{beside.steps})
+      .Add("ms_until_warm", beside.seconds * 1e3)
+      .Add("ms_joining_step", joined * 1e3)
+      .Print();
+}
+
 void RunBatch(const Case& about, int batch, Bench* bench) {
   const TiersBenchOptions& options = about.options;
   bench->outputs.tokens.clear();
@@ -431,6 +494,9 @@ void RunBatch(const Case& about, int batch, Bench* bench) {
     const int warm = longer ? kSpareWarmSteps : kWarmSteps;
     for (int i = 0; i < warm; ++i) Step(batch, position++, bench);
     Measure(about, batch, options.steps, /*window=*/-1, &position, bench);
+  }
+  for (int round = 0; round < options.warm_ups && bench->tiered && batch > 1; ++round) {
+    MeasureWarmUp(about, batch, /*in_pieces=*/round % 2 == 0, &position, bench);
   }
   Close(batch, bench);
 }

@@ -38,6 +38,9 @@ struct TiersBenchOptions {
   // Above 0: batches are the loads of one run, from their first steps on (those that fill the slots
   // among them), and every so many steps are a record.
   int window = 0;
+  // Of each batch's last sequence, which is saved and comes back beside the others: records of
+  // their steps, in turns in pieces and at once.
+  int warm_ups = 0;
   bool prefetch = true;
   std::string policy = "forecast";   // of all tokens: dense, sparse, forecast or infinigen
   std::string residency = "tiered";  // or device; auto: on the device, beside a host pool
