@@ -102,6 +102,19 @@ class Backend {
   virtual void Linear(const LinearParams& params) = 0;
   virtual void RopeAppend(const RopeAppendParams& params) = 0;
   virtual void CompressKeys(const CompressKeysParams& params) = 0;
+  // Two ops that follow each other, with the bits that they have; a backend may make one pass of
+  // them. GatedLinear: silu.gate_up is what `linear` writes, all of its columns, and may be
+  // anything afterwards. AppendAndCompress: segments have one row at most, and the i-th of both are
+  // the same sequence's (compress.h's may have more, where earlier windows are lacking).
+  virtual void GatedLinear(const LinearParams& linear, const GatedSiluParams& silu) {
+    Linear(linear);
+    GatedSilu(silu);
+  }
+  virtual void AppendAndCompress(const RopeAppendParams& append,
+                                 const CompressKeysParams& compress) {
+    RopeAppend(append);
+    CompressKeys(compress);
+  }
   virtual void SelectBlocks(const SelectBlocksParams& params) = 0;
   virtual void SumChannels(const SumChannelsParams& params) = 0;
   virtual void ChooseChannels(const ChooseChannelsParams& params) = 0;

@@ -360,37 +360,49 @@ void DeviceAttention::Append(Backend* backend, const Group& group, int layer, in
   const bool foretells = options_.has_forecast && layer + 1 < options_.num_layers;
   const int forecasts = foretells ? options_.num_kv_heads : 0;
   const bool normed = !options_.head_norms.empty();
-  backend->RopeAppend({.qkv = qkv,
-                       .segments = arrays_.append + group.append.first,
-                       .num_segments = group.append.count,
-                       .rows = rows_,
-                       .row_stride = options_.row_stride,
-                       .num_q_heads = options_.num_q_heads,
-                       .num_kv_heads = options_.num_kv_heads,
-                       .num_forecast_heads = layer == 0 ? 2 * forecasts : forecasts,
-                       .head_dim = options_.head_dim,
-                       .dtype = options_.kv_dtype,
-                       .cos = options_.rope.cos,
-                       .sin = options_.rope.sin,
-                       .pages_offset = offset,
-                       .forecasts = foretells ? forecasts_[layer % 2].data() : nullptr,
-                       .num_forecasts = forecasts,
-                       .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
-                       .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
-                       .norm_epsilon = options_.head_norm_epsilon,
-                       .fp8_rows = tables_->pools().layout.fp8_of.has_value()});
+  const kernels::RopeAppendParams append{
+      .qkv = qkv,
+      .segments = arrays_.append + group.append.first,
+      .num_segments = group.append.count,
+      .rows = rows_,
+      .row_stride = options_.row_stride,
+      .num_q_heads = options_.num_q_heads,
+      .num_kv_heads = options_.num_kv_heads,
+      .num_forecast_heads = layer == 0 ? 2 * forecasts : forecasts,
+      .head_dim = options_.head_dim,
+      .dtype = options_.kv_dtype,
+      .cos = options_.rope.cos,
+      .sin = options_.rope.sin,
+      .pages_offset = offset,
+      .forecasts = foretells ? forecasts_[layer % 2].data() : nullptr,
+      .num_forecasts = forecasts,
+      .q_norm = normed ? options_.head_norms[layer].q_norm.data() : nullptr,
+      .k_norm = normed ? options_.head_norms[layer].k_norm.data() : nullptr,
+      .norm_epsilon = options_.head_norm_epsilon,
+      .fp8_rows = tables_->pools().layout.fp8_of.has_value()};
+  const kernels::CompressKeysParams compress{.segments = arrays_.compress + group.compress.first,
+                                             .num_segments = group.compress.count,
+                                             .num_kv_heads = options_.num_kv_heads,
+                                             .head_dim = options_.head_dim,
+                                             .dtype = options_.kv_dtype,
+                                             .pages_offset = offset,
+                                             .key_pages_offset = layer * tables_->keys_layer(),
+                                             .fp8 = tables_->pools().fp8_pages()};
+  const bool compresses = selects() && group.compress.count > 0;
+  // Decode rows have an entry of each list, in the same order, and need no key of another row of
+  // the step unless they choose in time.
+  const bool one_pass = compresses && &group == &main_ && !in_time_ &&
+                        group.append.count == decode_rows_ && group.compress.count == decode_rows_;
+  if (one_pass) {
+    backend->AppendAndCompress(append, compress);
+  } else {
+    backend->RopeAppend(append);
+  }
   if (has_biases()) AppendBiases(backend, group, layer, offset);
   SumValues(backend, arrays_.value_sums + group.value_sums.first, group.value_sums.count, layer,
             offset);
-  if (!selects() || group.compress.count == 0) return;
-  backend->CompressKeys({.segments = arrays_.compress + group.compress.first,
-                         .num_segments = group.compress.count,
-                         .num_kv_heads = options_.num_kv_heads,
-                         .head_dim = options_.head_dim,
-                         .dtype = options_.kv_dtype,
-                         .pages_offset = offset,
-                         .key_pages_offset = layer * tables_->keys_layer(),
-                         .fp8 = tables_->pools().fp8_pages()});
+  if (!compresses) return;
+  if (!one_pass) backend->CompressKeys(compress);
   TrackInfinigen(backend, group, layer, offset, qkv);
 }
 

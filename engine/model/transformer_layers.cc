@@ -16,7 +16,9 @@ using kernels::Phase;
 
 // One call for the rows of each phase. room_rows: that x and y have; those behind a step's own rows
 // belong to nobody.
-void RunLinear(Backend* backend, LinearParams params, RowPhases phases, int room_rows) {
+// call: what is done with the rows of a phase.
+template <class Call>
+void RunPhases(LinearParams params, RowPhases phases, int room_rows, const Call& call) {
   const auto* x = static_cast<const std::byte*>(params.x);
   auto* y = static_cast<std::byte*>(params.y);
   const auto run = [&](int first, int rows, Phase phase) {
@@ -27,10 +29,28 @@ void RunLinear(Backend* backend, LinearParams params, RowPhases phases, int room
     params.room_rows = first + rows == phases.rows ? room_rows - first : rows;
     params.phase = phase;
     params.beside_copies = phases.beside_copies;
-    backend->Linear(params);
+    call(params, first);
   };
   run(0, phases.decode_rows, Phase::kDecode);
   run(phases.decode_rows, phases.rows - phases.decode_rows, Phase::kPrefill);
+}
+
+void RunLinear(Backend* backend, const LinearParams& params, RowPhases phases, int room_rows) {
+  RunPhases(params, phases, room_rows,
+            [&](const LinearParams& rows, int) { backend->Linear(rows); });
+}
+
+// silu: of all rows.
+void RunGated(Backend* backend, const LinearParams& params, const kernels::GatedSiluParams& silu,
+              RowPhases phases, int room_rows) {
+  const size_t row_bytes = silu.width * kernels::BytesOf(silu.dtype);
+  RunPhases(params, phases, room_rows, [&](const LinearParams& rows, int first) {
+    kernels::GatedSiluParams part = silu;
+    part.gate_up = rows.y;
+    part.out = static_cast<std::byte*>(silu.out) + first * row_bytes;
+    part.rows = rows.rows;
+    backend->GatedLinear(rows, part);
+  });
 }
 
 }  // namespace
@@ -146,21 +166,17 @@ void TransformerLayers::AddMlp(Backend* backend, int layer, RowPhases phases) co
                     .hidden = hidden,
                     .epsilon = config_.stream_epsilon(),
                     .out_dtype = activation_dtype_});
-  RunLinear(backend,
-            {.x = normed_,
-             .weight = weights.gate_up.weight.get(),
-             .bias = weights.gate_up.bias_data(),
-             .y = gate_up_,
-             .x_stride = hidden,
-             .y_stride = 2 * intermediate,
-             .x_dtype = activation_dtype_,
-             .y_dtype = activation_dtype_},
-            phases, options_.max_rows);
-  backend->GatedSilu({.gate_up = gate_up_,
-                      .out = activated_,
-                      .rows = phases.rows,
-                      .width = intermediate,
-                      .dtype = activation_dtype_});
+  RunGated(backend,
+           {.x = normed_,
+            .weight = weights.gate_up.weight.get(),
+            .bias = weights.gate_up.bias_data(),
+            .y = gate_up_,
+            .x_stride = hidden,
+            .y_stride = 2 * intermediate,
+            .x_dtype = activation_dtype_,
+            .y_dtype = activation_dtype_},
+           {.out = activated_, .width = intermediate, .dtype = activation_dtype_}, phases,
+           options_.max_rows);
   RunLinear(backend,
             {.x = activated_,
              .weight = weights.down.weight.get(),

@@ -51,6 +51,9 @@ class CudaBackend final : public Backend {
   void Linear(const LinearParams& params) override;
   void RopeAppend(const RopeAppendParams& params) override;
   void CompressKeys(const CompressKeysParams& params) override;
+  void GatedLinear(const LinearParams& linear, const GatedSiluParams& silu) override;
+  void AppendAndCompress(const RopeAppendParams& append,
+                         const CompressKeysParams& compress) override;
   void PagedAttention(const PagedAttentionParams& params) override;
   void SampledAttention(const SampledAttentionParams& params) override;
   void SumValues(const SumValuesParams& params) override;

@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/element_vector.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/silu.h"
 #include "kernels/ops/gated_silu.h"
 
 namespace augur::kernels {
@@ -14,14 +14,6 @@ constexpr int kThreads = 256;
 // Eight CTAs of 256 threads fill an SM; twice that many even out the last wave, and more would
 // only add starts of CTAs.
 constexpr int kCtasPerSm = 16;
-
-template <class T>
-__device__ float Silu(float x) {
-  if constexpr (std::is_same_v<T, float>) return x / (1.0f + expf(-x));
-  // Good to 1e-6, where a 16-bit result keeps 2^-11 at best; exact division would cost as much time
-  // as the memory. A quotient of less than 2^-119 may become zero.
-  return __fdividef(x, 1.0f + __expf(-x));
-}
 
 // A thread keeps its columns and strides over rows.
 template <class T, int kVector>

@@ -198,6 +198,35 @@ std::unique_ptr<PackedWeight> CudaBackend::PackWeight(const WeightSource& source
   return std::make_unique<CudaPackedWeight>(source, plans, weight_staging_.get(), stream_);
 }
 
+// In one pass where our own product serves the weight as it is.
+void CudaBackend::GatedLinear(const LinearParams& linear, const GatedSiluParams& silu) {
+  const auto& weight = static_cast<const CudaPackedWeight&>(*linear.weight);
+  const LinearShape& shape = weight.plans().shape;
+  const LinearPlan& plan = weight.plans().Of(linear.phase, linear.y_dtype);
+  AUGUR_CHECK(silu.gate_up == linear.y && silu.rows == linear.rows &&
+              2 * silu.width == weight.out_features() && silu.dtype == linear.y_dtype);
+  const bool is_whole = shape.out_features == weight.out_features() &&
+                        shape.in_features == weight.in_features() && linear.columns == 0 &&
+                        IsAligned(linear.x, linear.x_stride, linear.x_dtype) &&
+                        IsAligned(silu.out, silu.width, silu.dtype);
+  const bool is_plain = linear.bias == nullptr && !linear.accumulate &&
+                        linear.y_dtype == shape.dtype && linear.x_dtype == shape.dtype;
+  if (linear.rows == 0 || linear.rows > MaxLinearRows(linear.phase) || !is_whole || !is_plain ||
+      !linear_plans_->MultipliesGated(plan, shape)) {
+    return Backend::GatedLinear(linear, silu);
+  }
+  linear_plans_->Multiply(plan, {.shape = shape,
+                                 .weight = weight.data(),
+                                 .x = linear.x,
+                                 .y = silu.out,
+                                 .y_dtype = linear.y_dtype,
+                                 .rows = linear.rows,
+                                 .x_stride = linear.x_stride,
+                                 .y_stride = silu.width,
+                                 .beside_copies = linear.beside_copies,
+                                 .is_gated = true});
+}
+
 void CudaBackend::Linear(const LinearParams& params) {
   AUGUR_CHECK(params.columns >= 0);
   LinearCall(params, linear_plans_.get(), stream_).Run();

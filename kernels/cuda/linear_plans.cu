@@ -249,8 +249,14 @@ bool LinearPlans::RunsAnyRows(const LinearShape& shape, Phase phase, DType y_dty
   return true;
 }
 
+bool LinearPlans::MultipliesGated(const LinearPlan& plan, const LinearShape& shape) const {
+  return plan.is_streamed && StreamsGated(shape, streamed_ctas(/*beside_copies=*/true)) &&
+         StreamsGated(shape, streamed_ctas(/*beside_copies=*/false));
+}
+
 void LinearPlans::Multiply(const LinearPlan& plan, const LinearProduct& product) {
   AUGUR_CHECK(product.bias == nullptr || plan.adds_bias);
+  AUGUR_CHECK(!product.is_gated || MultipliesGated(plan, product.shape));
   if (plan.is_streamed) {
     MultiplyStreamed(product);
     return;

@@ -90,6 +90,9 @@ struct LinearProduct {
   int64_t y_stride = 0;
   bool accumulate = false;
   bool beside_copies = false;
+  // y is silu(first half of the columns) * second half, [rows, out_features / 2]: where
+  // LinearPlans::MultipliesGated says so.
+  bool is_gated = false;
 };
 
 struct LinearPlanOptions {
@@ -110,6 +113,8 @@ class LinearPlans {
   // ops are recorded). Valid as long as this.
   const LinearPlanSet& PlansFor(const LinearShape& shape);
 
+  // Whether Multiply takes a product that is_gated, without bias, y of the shape's type.
+  bool MultipliesGated(const LinearPlan& plan, const LinearShape& shape) const;
   // 1 <= rows <= MaxLinearRows of the plan's phase.
   void Multiply(const LinearPlan& plan, const LinearProduct& product);
 

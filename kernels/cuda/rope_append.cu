@@ -1,4 +1,5 @@
 #include "kernels/check.h"
+#include "kernels/cuda/compress_window.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/element_vector.h"
 #include "kernels/cuda/launch.h"
@@ -85,13 +86,12 @@ __device__ void RoundRow(DType dtype, int head_dim, T* row) {
   }
 }
 
-// One CTA a row; a thread turns kVector pairs of a head at a time.
+// One CTA a row; a thread turns kVector pairs of a head at a time. Gives the row's segment, or -1.
 template <class T, int kVector>
-__global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams params) {
-  WaitForPrevious();
+__device__ int AppendRow(const RopeAppendParams& params) {
   const int row = blockIdx.x;
   const int s = SegmentOf(params, row);
-  if (s < 0) return;
+  if (s < 0) return s;
   const AppendSegment segment = params.segments[s];
   const int head_dim = params.head_dim, half = head_dim / 2;
   const int kv_heads = params.num_kv_heads;
@@ -147,18 +147,52 @@ __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams pa
            kBlockTokens * head_dim;
     StoreFloats(values, v + (i - kv_head * head_dim));
   }
-  if (!params.fp8_rows) return;
+  if (!params.fp8_rows) return s;
   __syncthreads();  // the rows are in their pages
   for (int i = threadIdx.x / 32; i < 2 * kv_heads; i += kThreads / 32) {
     T* page = reinterpret_cast<T*>(pages[int64_t{i / 2} * segment.head_stride]);
     RoundRow(params.dtype, head_dim, page + entry + i % 2 * kBlockTokens * head_dim);
   }
+  return s;
 }
 
-}  // namespace
+template <class T, int kVector>
+__global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeAppendParams params) {
+  WaitForPrevious();
+  AppendRow<T, kVector>(params);
+}
+
+// Of rows that are alone in their segments, whose key is the last that their windows lack: the CTA
+// that has written it goes on with them. Fifteen tokens of sixteen end no window.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    AppendAndCompressKernel(RopeAppendParams params, CompressKeysParams compress) {
+  WaitForPrevious();
+  const int s = AppendRow<T, kVector>(params);
+  if (s < 0) return;
+  const Segment rows = compress.segments[s].rows;
+  if (rows.num_rows <= 0) return;
+  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
+  const int windows = CompleteWindows(rows.first_position + rows.num_rows - 1) - first_window;
+  if (windows == 0) return;
+  const CompressSegment segment = compress.segments[s];
+  const int head_vectors = compress.head_dim / kVector;
+  __syncthreads();  // the keys are in their pages
+  for (int item = threadIdx.x; item < windows * compress.num_kv_heads * head_vectors;
+       item += kThreads) {
+    const int head = item / head_vectors;
+    WriteWindow<T, kVector>(compress, segment, first_window + head / compress.num_kv_heads,
+                            head % compress.num_kv_heads, item % head_vectors * kVector);
+  }
+}
+
+struct AppendLaunch {
+  LaunchShape shape;
+  bool is_wide = false;
+};
 
 // Pages are aligned to 16 bytes where head_dim is a multiple of 8, as parts of a pool are.
-void CudaBackend::RopeAppend(const RopeAppendParams& params) {
+AppendLaunch PlanAppend(const RopeAppendParams& params) {
   AUGUR_CHECK(params.rows >= 0 && params.num_segments >= 0);
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.num_kv_heads > 0);
   AUGUR_CHECK(params.num_q_heads >= 0 && params.num_forecast_heads >= 0);
@@ -167,7 +201,6 @@ void CudaBackend::RopeAppend(const RopeAppendParams& params) {
   AUGUR_CHECK(params.num_forecasts >= 0 && params.num_forecasts <= params.num_forecast_heads);
   AUGUR_CHECK((params.q_norm == nullptr) == (params.k_norm == nullptr));
   AUGUR_CHECK(params.num_q_heads + params.num_kv_heads <= 4096);  // of shared memory's 48 KiB
-  if (params.num_segments == 0) return;
   const bool is_wide = params.head_dim % 8 == 0 && params.row_stride % 4 == 0 &&
                        IsAligned(params.qkv, 16) && IsAligned(params.cos, 16) &&
                        IsAligned(params.sin, 16) && IsAligned(params.forecasts, 16) &&
@@ -176,8 +209,31 @@ void CudaBackend::RopeAppend(const RopeAppendParams& params) {
   if (params.q_norm != nullptr) {
     shape.shared_bytes = (params.num_q_heads + params.num_kv_heads) * sizeof(float);
   }
+  return {.shape = shape, .is_wide = is_wide};
+}
+
+}  // namespace
+
+void CudaBackend::RopeAppend(const RopeAppendParams& params) {
+  const AppendLaunch launch = PlanAppend(params);
+  if (params.num_segments == 0) return;
   ForElementType(params.dtype, [&]<class T>() {
-    LaunchKernel(stream_, shape, is_wide ? RopeAppendKernel<T, 4> : RopeAppendKernel<T, 1>, params);
+    LaunchKernel(stream_, launch.shape,
+                 launch.is_wide ? RopeAppendKernel<T, 4> : RopeAppendKernel<T, 1>, params);
+  });
+}
+
+void CudaBackend::AppendAndCompress(const RopeAppendParams& append,
+                                    const CompressKeysParams& compress) {
+  const AppendLaunch launch = PlanAppend(append);
+  AUGUR_CHECK(compress.num_segments == append.num_segments);
+  AUGUR_CHECK(compress.num_kv_heads == append.num_kv_heads);
+  AUGUR_CHECK(compress.head_dim == append.head_dim && compress.dtype == append.dtype);
+  if (append.num_segments == 0) return;
+  ForElementType(append.dtype, [&]<class T>() {
+    LaunchKernel(stream_, launch.shape,
+                 launch.is_wide ? AppendAndCompressKernel<T, 4> : AppendAndCompressKernel<T, 1>,
+                 append, compress);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mbarrier.h"
+#include "kernels/cuda/silu.h"
 #include "kernels/cuda/streamed_linear.h"
 #include "kernels/cuda/warp_math.h"
 
@@ -80,16 +81,22 @@ struct TileRange {
   __device__ int tiles() const { return (end - first + kTileRows - 1) / kTileRows; }
 };
 
+// Gated: W is gates, then ups, and a CTA takes the same share of both: a tile of gates, then the
+// tile of ups that belongs to it. Its share is one of out_features / 2 rows.
+__device__ inline int SharedRows(const StreamedParams& params, bool is_gated) {
+  return is_gated ? params.out_features / 2 : params.out_features;
+}
+
 // One warp that multiplies. A lane (g = lane / 4, t = lane % 4) reads of each step columns 8 t to
 // 8 t + 7 of W's row g and of x's rows g and g + 8: which columns are which of a product's depth is
 // free, as long as both operands agree.
-template <class T, int kRows>
+template <class T, int kRows, bool kGated>
 class Streamer {
  public:
   __device__ Streamer(const StreamedParams& params, std::byte* ring)
       : params_(params),
-        range_(params.out_features),
-        tiles_(range_.tiles()),
+        range_(SharedRows(params, kGated)),
+        tiles_(range_.tiles() * (kGated ? 2 : 1)),
         warp_(threadIdx.x / 32),
         group_(threadIdx.x % 32 / 4),
         ring_(SharedAddress(ring) + threadIdx.x * kPieceBytes) {
@@ -135,6 +142,15 @@ class Streamer {
   }
 
   __device__ void AdvanceLoads() {
+    if constexpr (kGated) {
+      const size_t to_ups = size_t(params_.out_features / 2) * params_.in_features * sizeof(T);
+      loads_ups_ = !loads_ups_;
+      if (loads_ups_) {
+        next_ += to_ups;
+        return;
+      }
+      next_ -= to_ups;
+    }
     load_row_ += kTileRows;
     next_ += size_t(kTileRows) * params_.in_features * sizeof(T);
     if (load_row_ < range_.end) return;
@@ -198,19 +214,29 @@ class Streamer {
   const char* next_;  // where this lane's loads are
   int load_row_ = range_.first;
   int load_chunk_ = 0;
+  bool loads_ups_ = false;
   const T* x_;
   uint4 x_pieces_[kMaxSteps][kRows / 8];
 };
 
 // The warp that adds up tiles and writes y. A lane holds y at rows g and g + 8, columns 2 t and
 // 2 t + 1 of the tile.
-template <class Y>
+template <class Y, bool kGated>
 class Finisher {
  public:
   __device__ Finisher(const StreamedParams& params, Shared* shared, float4* kept)
-      : params_(params), range_(params.out_features), shared_(shared), kept_(kept) {}
+      : params_(params), range_(SharedRows(params, kGated)), shared_(shared), kept_(kept) {}
 
   __device__ void Run() {
+    if constexpr (kGated) {
+      RunGated();
+    } else {
+      RunPlain();
+    }
+  }
+
+ private:
+  __device__ void RunPlain() {
     const int tiles = range_.tiles();
     int item = 0;
     for (int chunk = 0; chunk < params_.split.chunks; ++chunk) {
@@ -227,7 +253,20 @@ class Finisher {
     }
   }
 
- private:
+  // As GatedSilu computes it of gates and ups that have been written.
+  static __device__ float Gate(float gate, float up) {
+    return Silu<Y>(ToFloat(FromFloat<Y>(gate))) * ToFloat(FromFloat<Y>(up));
+  }
+
+  __device__ void RunGated() {
+    for (int tile = 0; tile < range_.tiles(); ++tile) {
+      const float4 gate = AddParts(2 * tile);
+      const float4 up = AddParts(2 * tile + 1);
+      Write(tile, make_float4(Gate(gate.x, up.x), Gate(gate.y, up.y), Gate(gate.z, up.z),
+                              Gate(gate.w, up.w)));
+    }
+  }
+
   static __device__ float4 Add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
   }
@@ -275,7 +314,7 @@ class Finisher {
   const int lane_ = threadIdx.x % 32;
 };
 
-template <class T, class Y, int kRows>
+template <class T, class Y, int kRows, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     StreamedLinearKernel(const __grid_constant__ StreamedParams params) {
   extern __shared__ __align__(128) std::byte memory[];
@@ -290,17 +329,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kStreamThreads) {
-    Streamer<T, kRows> streamer(params, ring);
+    Streamer<T, kRows, kGated> streamer(params, ring);
     streamer.FillRing();
     WaitForPrevious();
     streamer.Run(&shared);
   } else {
     WaitForPrevious();
-    Finisher<Y>(params, &shared, kept).Run();
+    Finisher<Y, kGated>(params, &shared, kept).Run();
   }
 }
 
-template <class T, class Y, int kRows>
+template <class T, class Y, int kRows, bool kGated = false>
 void Launch(const StreamedParams& params, int ctas, cudaStream_t stream) {
   size_t shared_bytes = size_t(kRingTiles) * kMaxSteps * kStepBytes;
   if (params.split.chunks > 1) {
@@ -308,18 +347,23 @@ void Launch(const StreamedParams& params, int ctas, cudaStream_t stream) {
   }
   // Once for each kernel, before anything is recorded: plans are tried out first.
   static const cudaError_t raised = cudaFuncSetAttribute(
-      StreamedLinearKernel<T, Y, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      StreamedLinearKernel<T, Y, kRows, kGated>, cudaFuncAttributeMaxDynamicSharedMemorySize,
       kRingTiles * kMaxSteps * kStepBytes + kMaxKeptTiles * kSumsOfTile * int{sizeof(float)});
   AUGUR_CUDA(raised);
   LaunchKernel(
       stream,
       {.grid = static_cast<unsigned>(ctas), .block = kThreads, .shared_bytes = shared_bytes},
-      StreamedLinearKernel<T, Y, kRows>, params);
+      StreamedLinearKernel<T, Y, kRows, kGated>, params);
 }
 
 template <class T>
 void LaunchFor(const LinearProduct& product, const StreamedParams& params, int ctas,
                cudaStream_t stream) {
+  if (product.is_gated) {
+    product.rows <= 8 ? Launch<T, T, 8, true>(params, ctas, stream)
+                      : Launch<T, T, 16, true>(params, ctas, stream);
+    return;
+  }
   const bool is_narrow = product.y_dtype != DType::kF32;
   if (product.rows <= 8) {
     is_narrow ? Launch<T, T, 8>(params, ctas, stream) : Launch<T, float, 8>(params, ctas, stream);
@@ -338,8 +382,15 @@ bool StreamsWeight(const LinearShape& shape, int sms) {
          MaxTiles(shape.out_features, CtasFor(shape.out_features, sms)) <= kMaxKeptTiles;
 }
 
+bool StreamsGated(const LinearShape& shape, int sms) {
+  return StreamsWeight(shape, sms) && SplitColumns(shape.in_features).chunks == 1 &&
+         shape.out_features % 4 == 0;
+}
+
 void StreamedLinear(const LinearProduct& product, int sms, cudaStream_t stream) {
   AUGUR_CHECK(StreamsWeight(product.shape, sms));
+  AUGUR_CHECK(!product.is_gated || (StreamsGated(product.shape, sms) && !product.accumulate &&
+                                    product.y_dtype == product.shape.dtype));
   AUGUR_CHECK(product.rows > 0 && product.rows <= kMaxStreamedRows);
   const StreamedParams params{.weight = product.weight,
                               .x = product.x,
@@ -352,7 +403,7 @@ void StreamedLinear(const LinearProduct& product, int sms, cudaStream_t stream) 
                               .rows = product.rows,
                               .split = SplitColumns(product.shape.in_features),
                               .accumulate = product.accumulate};
-  const int ctas = CtasFor(product.shape.out_features, sms);
+  const int ctas = CtasFor(product.shape.out_features / (product.is_gated ? 2 : 1), sms);
   if (product.shape.dtype == DType::kBF16) {
     LaunchFor<__nv_bfloat16>(product, params, ctas, stream);
   } else {

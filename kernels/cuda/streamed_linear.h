@@ -7,6 +7,9 @@
 // One more warp adds the sixteen sums of a tile in order and writes y. Weights do not depend on
 // what ran before: a CTA fills its rings before it waits for its predecessor.
 //
+// Gated (LinearProduct::is_gated): tiles of gates and of ups take turns, and the last warp writes
+// silu(gate) * up of both rounded as they would have been written.
+//
 // Bits: of a row of y they follow from the row of x and the shape alone. A sum is taken by
 // multiply-adds of m16n8k16 along a warp's columns, then over warps, then over chunks of columns
 // (as many as registers hold of x), each in ascending order.
@@ -26,6 +29,10 @@ inline constexpr int kMaxStreamedRows = 16;
 // Whether StreamedLinear takes the shape on so many SMs: 16-bit types, columns that come out even
 // over warps, and, where there are several chunks of them, few rows of W.
 bool StreamsWeight(const LinearShape& shape, int sms);
+
+// Whether it takes the shape as gates and ups (LinearProduct::is_gated): those with one chunk of
+// columns, halves of whole pairs.
+bool StreamsGated(const LinearShape& shape, int sms);
 
 // product.rows is at most kMaxStreamedRows. sms: CTAs, one on each, at most.
 void StreamedLinear(const LinearProduct& product, int sms, cudaStream_t stream);
