@@ -249,6 +249,37 @@ TEST(TwinSampledTest, RowsStandAlone) {
   }
 }
 
+// The same call again and again, over so many pages that each CTA's ring of them comes round.
+TEST(TwinSampledTest, ACrowdIsTheSameEachTime) {
+  for (const BackendUnderTest& under_test : BackendsUnderTest()) {
+    const int count = under_test.on_device ? 40 : 3, repeats = under_test.on_device ? 100 : 2;
+    for (const AttentionShape& shape :
+         {AttentionShape{4, 2, 64, DType::kBF16}, AttentionShape{16, 2, 128, DType::kBF16}}) {
+      const AttentionSequence sequence(*under_test.backend, shape,
+                                       {.seed = 9, .tokens = under_test.on_device ? 8100 : 500});
+      std::vector<SampledRow> rows;
+      for (int i = 0; i < count; ++i) {
+        rows.push_back(
+            {.sequence = &sequence, .samples = 64, .position = sequence.tokens() - 1 - 11 * i});
+      }
+      for (const ValueEstimator estimator : kOnDevices) {
+        SampledBatch batch(*under_test.backend, shape, rows, {.estimator = estimator});
+        const SampledResult expected = batch.Run();
+        int other_out = 0, other_counts = 0;
+        for (int i = 0; i < repeats; ++i) {
+          batch.ResetStates();
+          const SampledResult found = batch.Run();
+          other_out += found.out != expected.out;
+          other_counts += !(found.counts == expected.counts);
+        }
+        EXPECT_EQ(other_out, 0) << under_test.name << " " << Describe(shape) << " "
+                                << NameOf(estimator);
+        EXPECT_EQ(other_counts, 0) << under_test.name << " " << Describe(shape);
+      }
+    }
+  }
+}
+
 // Values in pinned memory, plain and in fp8, are the values of a page.
 TEST(TwinSampledTest, WhereValuesLieChangesNothing) {
   for (const BackendUnderTest& under_test : BackendsUnderTest()) {
