@@ -128,7 +128,6 @@ __device__ inline void ScorePage(const SampledCall& call, int list, int entry,
     ScoreEightKeys<T, kHeadDim>(page.bytes + KeyRing<kHeadDim>::KeyOffset(KeyOf(n, g)), queries,
                                 call.exponent_scale, scores[n]);
   }
-  ring.Release(place);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (8 * half >= call.group()) break;
@@ -144,6 +143,9 @@ __device__ inline void ScorePage(const SampledCall& call, int list, int entry,
     const bool is_kept = head < call.group();
     KeepRow(call, row, is_kept, list, is_kept ? head : 0, call.attention.first_entry + entry);
   }
+  // Not before the scores have been used: released right behind the loads, pages of a ring that came
+  // round were overwritten while they were read (README.md).
+  ring.Release(place);
 }
 
 template <class T, int kHeadDim>
