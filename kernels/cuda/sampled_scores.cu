@@ -143,8 +143,8 @@ __device__ inline void ScorePage(const SampledCall& call, int list, int entry,
     const bool is_kept = head < call.group();
     KeepRow(call, row, is_kept, list, is_kept ? head : 0, call.attention.first_entry + entry);
   }
-  // Not before the scores have been used: released right behind the loads, pages of a ring that came
-  // round were overwritten while they were read (README.md).
+  // Not before the scores have been used: released right behind the loads, pages of a ring that
+  // came round were overwritten while they were read (README.md).
   ring.Release(place);
 }
 
