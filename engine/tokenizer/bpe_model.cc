@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -147,24 +146,26 @@ bool BpeModel::FindMerge(int32_t at, const Scratch& scratch, uint64_t* offer) co
 void BpeModel::OfferMerge(int32_t at, Scratch* scratch) const {
   uint64_t offer = 0;
   if (!FindMerge(at, *scratch, &offer)) return;
-  scratch->heap.push_back(offer);
-  std::push_heap(scratch->heap.begin(), scratch->heap.end(), std::greater<>());
+  scratch->heap.Push(offer);
 }
 
 void BpeModel::MergeSymbols(Scratch* scratch) const {
   auto& symbols = scratch->symbols;
   auto& heap = scratch->heap;
-  heap.clear();
+  heap.Clear();
   uint64_t offer = 0;
   for (size_t i = 0; i < symbols.size(); ++i) {
-    if (FindMerge(static_cast<int32_t>(i), *scratch, &offer)) heap.push_back(offer);
+    if (FindMerge(static_cast<int32_t>(i), *scratch, &offer)) heap.Append(offer);
   }
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  heap.Order();
   while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const int32_t at = static_cast<int32_t>(heap.back() & 0xFFFFFFFFu);
-    const TokenId result = results_[heap.back() >> 32];
-    heap.pop_back();
+    const int32_t at = static_cast<int32_t>(heap.least() & 0xFFFFFFFFu);
+    const TokenId result = results_[heap.least() >> 32];
+    heap.Pop();
+    // Places come in the order of ranks: in a long piece each is another line of memory.
+    for (const uint64_t next : heap.next()) {
+      __builtin_prefetch(&symbols[static_cast<size_t>(next & 0xFFFFFFFFu)]);
+    }
     Scratch::Symbol& left = symbols[static_cast<size_t>(at)];
     if (left.id < 0 || left.next < 0) continue;
     Scratch::Symbol& right = symbols[static_cast<size_t>(left.next)];

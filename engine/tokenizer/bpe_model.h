@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/merge_heap.h"
 #include "engine/tokenizer/token_table.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -73,9 +74,7 @@ class BpeModel {
       int32_t next;
     };
     std::vector<Symbol> symbols;
-    // Merges on offer, (rank << 32 | place of the left symbol), the least first: a whole text may
-    // be one piece, and what is small stays in the cache.
-    std::vector<uint64_t> heap;
+    MergeHeap heap;  // (rank << 32 | place of the left symbol)
   };
 
   // Appends the ids of one piece (valid UTF-8, less than 2 GiB).

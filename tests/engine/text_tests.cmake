@@ -2,7 +2,7 @@
 set(text_tests ${CMAKE_CURRENT_LIST_DIR})
 augur_test(tokenizer_test LABEL core SINGLE_THREADED
   SOURCES ${text_tests}/tokenizer_golden_test.cc ${text_tests}/tokenizer_json_test.cc
-          ${text_tests}/tokenizer_regex_test.cc
+          ${text_tests}/tokenizer_regex_test.cc ${text_tests}/merge_heap_test.cc
   LIBS augur_engine nlohmann_json::nlohmann_json)
 augur_test(tokenizer_speed_test LABEL core TIMEOUT 300 SINGLE_THREADED
   SOURCES ${text_tests}/tokenizer_speed_test.cc
