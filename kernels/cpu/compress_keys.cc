@@ -25,7 +25,7 @@ void CpuBackend::PlanCompression(const CompressKeysParams& params, const Compres
   AUGUR_CHECK(rows.num_rows >= 0 && rows.first_position >= 0);
   if (rows.num_rows == 0) return;
   const int first_block = rows.first_position / kBlockTokens;
-  const int end_window = CompleteWindows(rows.first_position + rows.num_rows - 1);
+  const WindowRange windows = WindowsEndingIn(rows);
   const size_t key_bytes = params.head_dim * BytesOf(params.dtype);
   const int block_stride = segment.block_stride > 0 ? segment.block_stride : params.num_kv_heads;
   // Of 16 consecutive keys from `token` on; they never cross a page.
@@ -36,8 +36,7 @@ void CpuBackend::PlanCompression(const CompressKeysParams& params, const Compres
     AUGUR_CHECK(page != nullptr);
     return page;
   };
-  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
-  for (int window = first_window; window < end_window; ++window) {
+  for (int window = windows.begin; window < windows.end; ++window) {
     const int token = window * kWindowStride;
     const int block = (token + kWindowTokens - 1) / kBlockTokens;
     for (int kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {

@@ -81,9 +81,8 @@ void WriteMeans(const EvictionBiasParams& params, const EvictionSegment& segment
     AUGUR_CHECK(biases != nullptr);
     return biases + token % kBlockTokens;
   };
-  const int first = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
-  const int end = CompleteWindows(rows.first_position + rows.num_rows - 1);
-  for (int window = first; window < end; ++window) {
+  const WindowRange windows = WindowsEndingIn(rows);
+  for (int window = windows.begin; window < windows.end; ++window) {
     const int token = window * kWindowStride;
     const int block = (token + kWindowTokens - 1) / kBlockTokens;
     for (int head = 0; head < params.num_kv_heads; ++head) {

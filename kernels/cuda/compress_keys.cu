@@ -21,16 +21,15 @@ __global__ void __launch_bounds__(kThreads) CompressKeysKernel(CompressKeysParam
   WaitForPrevious();
   const Segment rows = params.segments[blockIdx.x].rows;
   if (rows.num_rows <= 0) return;
-  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
-  const int windows = CompleteWindows(rows.first_position + rows.num_rows - 1) - first_window;
-  if (windows == 0) return;
+  const WindowRange windows = WindowsEndingIn(rows);
+  if (windows.count() == 0) return;
   const CompressSegment segment = params.segments[blockIdx.x];
   const int kv_head = blockIdx.y;
   const int head_vectors = params.head_dim / kVector;
   const int step = gridDim.z * kThreads;
-  for (int item = blockIdx.z * kThreads + threadIdx.x; item < windows * head_vectors;
+  for (int item = blockIdx.z * kThreads + threadIdx.x; item < windows.count() * head_vectors;
        item += step) {
-    WriteWindow<T, kVector>(params, segment, first_window + item / head_vectors, kv_head,
+    WriteWindow<T, kVector>(params, segment, windows.begin + item / head_vectors, kv_head,
                             item % head_vectors * kVector);
   }
 }

@@ -3,25 +3,11 @@
 #pragma once
 
 #include "kernels/cuda/element_vector.h"
-#include "kernels/fp8_page.h"
+#include "kernels/cuda/fp8_row.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/compress_keys.h"
 
 namespace augur::kernels {
-
-// Channels `channel` and on of 16 keys of an fp8 page from `token` on.
-template <int kVector>
-__device__ void LoadFp8Keys(const CompressKeysParams& params, const uint8_t* page, int token,
-                            int channel, float (&keys)[kWindowStride][kVector]) {
-  const uint8_t* exponents = page + kBlockTokens * params.head_dim;
-#pragma unroll
-  for (int i = 0; i < kWindowStride; ++i) {
-    const float scale = fp8::UnpackingScale(exponents[token + i]);
-    const uint8_t* codes = page + (token + i) * params.head_dim + channel;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) keys[i][c] = fp8::FloatFromE4M3(codes[c]) * scale;
-  }
-}
 
 // Channels `channel` and on of 16 keys from `token` on, one ascending chain each; the keys never
 // cross a page.
@@ -36,8 +22,11 @@ __device__ void SumKeys(const CompressKeysParams& params, const CompressSegment&
   const T* key = page + token % kBlockTokens * params.head_dim + channel;
   float keys[kWindowStride][kVector];
   if (params.fp8.holds(reinterpret_cast<const std::byte*>(page))) {
-    LoadFp8Keys(params, reinterpret_cast<const uint8_t*>(page), token % kBlockTokens, channel,
-                keys);
+#pragma unroll
+    for (int i = 0; i < kWindowStride; ++i) {
+      LoadFp8(reinterpret_cast<const uint8_t*>(page), params.head_dim, token % kBlockTokens + i,
+              channel, keys[i]);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kWindowStride; ++i) LoadFloats(key + i * params.head_dim, keys[i]);

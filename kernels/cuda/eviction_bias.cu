@@ -86,16 +86,15 @@ __global__ void __launch_bounds__(kThreads) BiasMeansKernel(EvictionBiasParams p
   const EvictionSegment segment = params.segments[blockIdx.x];
   const Segment rows = segment.rows;
   if (rows.num_rows <= 0 || segment.mean_pages == nullptr) return;
-  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
-  const int windows = CompleteWindows(rows.first_position + rows.num_rows - 1) - first_window;
+  const WindowRange windows = WindowsEndingIn(rows);
   const int first_block = rows.first_position / kBlockTokens;
   const auto half_of = [&](int token, int head) {
     return SumWindowHalf(BiasesOf(params, segment, token / kBlockTokens - first_block, head) +
                          token % kBlockTokens);
   };
-  for (int item = blockIdx.y * kThreads + threadIdx.x; item < windows * params.num_kv_heads;
+  for (int item = blockIdx.y * kThreads + threadIdx.x; item < windows.count() * params.num_kv_heads;
        item += gridDim.y * kThreads) {
-    const int window = first_window + item / params.num_kv_heads;
+    const int window = windows.begin + item / params.num_kv_heads;
     const int head = item % params.num_kv_heads;
     const int token = window * kWindowStride;
     const int block = (token + kWindowTokens - 1) / kBlockTokens;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/element_vector.h"
+#include "kernels/cuda/fp8_row.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_page.h"
 #include "kernels/ops/project_keys.h"
@@ -34,14 +35,13 @@ __device__ void LoadKeys(const T* from, int head_dim, int tokens, float* keys) {
 // they lie in the host pool.
 template <int kVector>
 __device__ void LoadFp8Keys(const uint8_t* page, int head_dim, int token, int tokens, float* keys) {
-  const uint8_t* exponents = page + kBlockTokens * head_dim;
   const int vectors = tokens * head_dim / kVector;
   for (int i = threadIdx.x; i < vectors; i += kThreads) {
     const int first = i * kVector;
-    const float scale = fp8::UnpackingScale(exponents[token + first / head_dim]);
-    const uint8_t* codes = page + token * head_dim + first;
+    float values[kVector];
+    LoadFp8(page, head_dim, token + first / head_dim, first % head_dim, values);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) keys[first + j] = fp8::FloatFromE4M3(codes[j]) * scale;
+    for (int j = 0; j < kVector; ++j) keys[first + j] = values[j];
   }
 }
 

@@ -172,16 +172,15 @@ __global__ void __launch_bounds__(kThreads)
   if (s < 0) return;
   const Segment rows = compress.segments[s].rows;
   if (rows.num_rows <= 0) return;
-  const int first_window = rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1);
-  const int windows = CompleteWindows(rows.first_position + rows.num_rows - 1) - first_window;
-  if (windows == 0) return;
+  const WindowRange windows = WindowsEndingIn(rows);
+  if (windows.count() == 0) return;
   const CompressSegment segment = compress.segments[s];
   const int head_vectors = compress.head_dim / kVector;
   __syncthreads();  // the keys are in their pages
-  for (int item = threadIdx.x; item < windows * compress.num_kv_heads * head_vectors;
+  for (int item = threadIdx.x; item < windows.count() * compress.num_kv_heads * head_vectors;
        item += kThreads) {
     const int head = item / head_vectors;
-    WriteWindow<T, kVector>(compress, segment, first_window + head / compress.num_kv_heads,
+    WriteWindow<T, kVector>(compress, segment, windows.begin + head / compress.num_kv_heads,
                             head % compress.num_kv_heads, item % head_vectors * kVector);
   }
 }

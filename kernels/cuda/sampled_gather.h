@@ -12,9 +12,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/element_vector.h"
+#include "kernels/cuda/fp8_row.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sampled_call.h"
-#include "kernels/fp8_page.h"
 #include "kernels/philox.h"
 #include "kernels/value_weights.h"
 
@@ -293,9 +293,9 @@ __device__ inline T ReadValue(const SampledAttentionParams& params, const std::b
                               int token, int column) {
   const int head_dim = params.head_dim;
   if (!params.fp8.holds(half)) return reinterpret_cast<const T*>(half)[token * head_dim + column];
-  const auto* codes = reinterpret_cast<const uint8_t*>(half);
-  const float scale = fp8::UnpackingScale(codes[kBlockTokens * head_dim + token]);
-  return FromFloat<T>(fp8::FloatFromE4M3(codes[token * head_dim + column]) * scale);
+  float value[1];
+  LoadFp8(reinterpret_cast<const uint8_t*>(half), head_dim, token, column, value);
+  return FromFloat<T>(value[0]);
 }
 
 // Rows [first, first + count) of those listed, as T, into shared memory.

@@ -22,6 +22,19 @@ AUGUR_HOST_DEVICE constexpr int CompleteWindows(int position) {
   return position + 1 < kWindowTokens ? 0 : (position + 1 - kWindowTokens) / kWindowStride + 1;
 }
 
+struct WindowRange {
+  int begin = 0;
+  int end = 0;
+
+  AUGUR_HOST_DEVICE constexpr int count() const { return end - begin; }
+};
+
+// Windows that end in the rows, of which there is one at least.
+AUGUR_HOST_DEVICE constexpr WindowRange WindowsEndingIn(const Segment& rows) {
+  return {rows.first_position == 0 ? 0 : CompleteWindows(rows.first_position - 1),
+          CompleteWindows(rows.first_position + rows.num_rows - 1)};
+}
+
 struct CompressSegment {
   Segment rows;
   // Pages whose keys are read: of the block before the first one that the rows fall into, then of

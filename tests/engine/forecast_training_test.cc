@@ -13,7 +13,7 @@
 #include <random>
 
 #include "engine/model/observed_prompt.h"
-#include "engine/model/transformer_runner.h"
+#include "engine/model/transformer_layers.h"
 #include "kernels/cpu/forecast_loss.h"
 #ifdef AUGUR_HAS_CUDA
 #include "kernels/cuda/cuda_devices.h"
@@ -284,52 +284,70 @@ void ExpectSameGradient(const std::vector<float>& found, const std::vector<float
   EXPECT_LT(std::sqrt(difference), tolerance * std::sqrt(length));
 }
 
+// The bundled model, over the beginning of the handbook.
+class ForecastPassTest : public testing::Test {
+ protected:
+  void Load(int tokens, const AttentionSettings& attention = {}) {
+    auto model = LoadObservedModel({.folder = DemoModel(),
+                                    .tokens = tokens,
+                                    .threads = 2,
+                                    .kv_dtype = kernels::DType::kF32,
+                                    .attention = attention},
+                                   backend_.get(), &clock_);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    config_ = *LoadModelConfig(DemoModel());
+    auto text = TrainingText::Read({Handbook()}, *model_->tokenizer, 1, tokens);
+    ASSERT_TRUE(text.ok()) << text.status();
+    text_ = *std::move(text);
+  }
+  std::span<const TokenId> tokens() const { return text_->sequence(1); }
+
+  const std::unique_ptr<kernels::Backend> backend_ = kernels::MakeCpuBackend({.num_threads = 2});
+  const memory::SteadyClock clock_;
+  kernels::ThreadPool pool_{2};
+  std::optional<ObservedModel> model_;
+  ModelConfig config_;
+  std::optional<TrainingText> text_;
+};
+
 // The pass's loss and gradient of whole heads on the bundled model, against the slow layer's loss
 // and its central differences in double.
-TEST(ForecastPassTest, AgreesWithASlowOne) {
+TEST_F(ForecastPassTest, AgreesWithASlowOne) {
   constexpr int kTokens = 290;  // two chunks
   constexpr size_t kLayers = kSanitized ? 1 : 3;
   const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
-  const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
-  const memory::SteadyClock clock;
-  auto model = LoadObservedModel(
-      {.folder = DemoModel(), .tokens = kTokens, .threads = 2, .kv_dtype = kernels::DType::kF32},
-      backend.get(), &clock);
-  ASSERT_TRUE(model.ok()) << model.status();
-  const ModelConfig config = *LoadModelConfig(DemoModel());
-  const auto text = TrainingText::Read({Handbook()}, *model->tokenizer, 1, kTokens);
-  ASSERT_TRUE(text.ok()) << text.status();
-  const TransformerLayers& layers = static_cast<TransformerRunner*>(model->runner.get())->layers();
+  ASSERT_NO_FATAL_FAILURE(Load(kTokens));
+  const TransformerLayers& layers = model_->layers();
 
   Recorder record;
-  ObservePrompt(text->sequence(1), {}, &*model, &record, [](int, int) {});
-  kernels::ThreadPool pool(2);
+  ObservePrompt(tokens(), {}, &*model_, &record, [](int, int) {});
   const ForecastPassOptions options{
       .budget = budget, .max_tokens = kTokens, .cos = layers.rope().cos, .sin = layers.rope().sin};
-  ForecastPass pass(config, options, &pool);
-  ForecastMatrices heads = RandomMatrices(config, 3), gradients = ZeroMatrices(config);
+  ForecastPass pass(config_, options, &pool_);
+  ForecastMatrices heads = RandomMatrices(config_, 3), gradients = ZeroMatrices(config_);
   pass.BeginSequence(kTokens, 1, &heads, &gradients);
-  ObservePrompt(text->sequence(1), {}, &*model, &pass,
+  ObservePrompt(tokens(), {}, &*model_, &pass,
                 [&](int first, int rows) { pass.BeginChunk(first, rows); });
 
   // The same by ops.
-  const auto by_ops = DeviceForecastPass::Create(backend.get(), config, options, kTokens);
+  const auto by_ops = DeviceForecastPass::Create(backend_.get(), config_, options, kTokens);
   ASSERT_TRUE(by_ops.ok()) << by_ops.status();
   DeviceForecastPass& other = **by_ops;
   other.SetHeads(heads);
   other.BeginSequence(kTokens, 1, /*with_gradients=*/true);
-  ObservePrompt(text->sequence(1), {}, &*model, &other,
+  ObservePrompt(tokens(), {}, &*model_, &other,
                 [&](int first, int rows) { other.BeginChunk(first, rows); });
   const std::span<const LayerTally> tallies = other.EndSequence();
-  ForecastMatrices sums = ZeroMatrices(config);
+  ForecastMatrices sums = ZeroMatrices(config_);
   other.TakeGradients(&sums);
-  for (int layer = 0; layer < config.num_layers; ++layer) {
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
     ExpectSameTally(tallies[layer], pass.tallies()[layer], 1e-5);
     ExpectSameGradient(sums.layers[layer], gradients.layers[layer], 1e-4);
   }
 
-  SlowLayer slow(config, budget, layers.rope().cos, layers.rope().sin);
-  const int layers_checked[] = {1, 0, config.num_layers - 1};
+  SlowLayer slow(config_, budget, layers.rope().cos, layers.rope().sin);
+  const int layers_checked[] = {1, 0, config_.num_layers - 1};
   for (const int layer : std::span(layers_checked).first(kLayers)) {
     std::vector<double> head(heads.layers[layer].begin(), heads.layers[layer].end());
     const LayerTally& tally = pass.tallies()[layer];
@@ -394,27 +412,15 @@ class RouteWatch final : public AttentionObserver {
   int first_ = 0;
 };
 
-TEST(ForecastPassTest, TheTeachersChoiceRoutesTheModel) {
+TEST_F(ForecastPassTest, TheTeachersChoiceRoutesTheModel) {
   constexpr int kTokens = 384;
   const kernels::SelectionBudget budget{.top_k = 4, .init = 1, .local = 2};
-  const auto backend = kernels::MakeCpuBackend({.num_threads = 2});
-  const memory::SteadyClock clock;
   AttentionSettings settings;
   settings.top_k_blocks = budget.top_k;
   settings.local_blocks = budget.local;
-  auto model = LoadObservedModel({.folder = DemoModel(),
-                                  .tokens = kTokens,
-                                  .threads = 2,
-                                  .kv_dtype = kernels::DType::kF32,
-                                  .attention = settings},
-                                 backend.get(), &clock);
-  ASSERT_TRUE(model.ok()) << model.status();
-  const ModelConfig config = *LoadModelConfig(DemoModel());
-  const auto text = TrainingText::Read({Handbook()}, *model->tokenizer, 1, kTokens);
-  ASSERT_TRUE(text.ok()) << text.status();
-  const TransformerLayers& layers = static_cast<TransformerRunner*>(model->runner.get())->layers();
-  kernels::ThreadPool pool(2);
-  const ForecastMatrices heads = RandomMatrices(config, 3);
+  ASSERT_NO_FATAL_FAILURE(Load(kTokens, settings));
+  const TransformerLayers& layers = model_->layers();
+  const ForecastMatrices heads = RandomMatrices(config_, 3);
   AttentionChoice choice{.budget = budget};
   choice.prefill = AttentionPolicy::kSparse;
   std::vector<std::vector<int32_t>> chosen;
@@ -426,13 +432,13 @@ TEST(ForecastPassTest, TheTeachersChoiceRoutesTheModel) {
                                       .max_tokens = kTokens,
                                       .cos = layers.rope().cos,
                                       .sin = layers.rope().sin};
-    ForecastPass pass(config, options, &pool);
+    ForecastPass pass(config_, options, &pool_);
     RouteWatch watch(&pass, budget);
     pass.BeginSequence(kTokens, 1, &heads, nullptr);
-    ObservePrompt(text->sequence(1), choice, &*model, &watch,
+    ObservePrompt(tokens(), choice, &*model_, &watch,
                   [&](int first, int rows) { watch.BeginChunk(first, rows); });
-    const int rows = config.num_kv_heads * (kTokens - budget.top_k * kernels::kBlockTokens);
-    for (int layer = 0; layer < config.num_layers; ++layer) {
+    const int rows = config_.num_kv_heads * (kTokens - budget.top_k * kernels::kBlockTokens);
+    for (int layer = 0; layer < config_.num_layers; ++layer) {
       EXPECT_EQ(watch.rows_of_layer[layer], rows);
     }
     chosen.push_back(watch.chosen);

@@ -110,6 +110,9 @@ serve_tiers() {
   done
 }
 
+# 200 questions a task, of each way to read values: the same for the CPU and the device, which are compared.
+readonly questions=(--documents 20 --values exact,64,128 --concurrency 8 --documents-at-once 4)
+
 # asks_sampled NAME POLICY ARGUMENT...: sets asks, the command that puts questions at 8K to the daemon at $address.
 asks_sampled() {
   local name=$1 policy=$2
@@ -118,12 +121,11 @@ asks_sampled() {
     --length 8000 --questions 10 --policies "$policy" --json "$logs/$name.json" "$@")
 }
 
-# ask_of_cpu: 200 questions a task under each policy, of augurd on the CPU at $address.
+# ask_of_cpu: the questions under each policy, of augurd on the CPU at $address.
 ask_of_cpu() {
   local policy asks
   for policy in dense forecast; do
-    asks_sampled "values_${policy}_cpu" "$policy" --documents 20 --values exact,64,128 --concurrency 8 \
-      --documents-at-once 4
+    asks_sampled "values_${policy}_cpu" "$policy" "${questions[@]}"
     timeout -k 5 600 "${asks[@]}"
   done
 }
@@ -142,7 +144,7 @@ serve_sampled() {
     pool="--set kv_bytes=8GiB"
     [ $policy = dense ] || pool="--set residency=tiered --set kv_bytes=512MiB --set host_kv_bytes=4GiB"
     daemon "sampled_$policy" --device cuda:0 $offers $pool --set batch=32 --set batched_tokens=2048 || continue
-    asks_sampled "values_$policy" "$policy" --documents 20 --values exact,64,128 --concurrency 8 --documents-at-once 4
+    asks_sampled "values_$policy" "$policy" "${questions[@]}"
     step "values_$policy" 100 "${asks[@]}"
     asks_sampled "values_${policy}_alone" "$policy" --documents 3 --values 64
     step "values_${policy}_alone" 60 "${asks[@]}"
