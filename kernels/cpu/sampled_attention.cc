@@ -126,19 +126,16 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
                      static_cast<uint32_t>(params.layer), static_cast<uint32_t>(item.kv_head)},
                     params.forced_offset};
   const int wished = SamplesOf(params, segment);
-  float* state = nullptr;
   if (params.estimator == ValueEstimator::kShared) {
     const size_t at = params.state_offset + size_t(item.kv_head) * ValueStateFloats(heads);
-    state = segment.state + at;
+    float* state = segment.state + at;
     if (segment.next_state != nullptr) {
       float* const next = segment.next_state + at;
       std::copy_n(state, ValueStateFloats(heads), next);
       state = next;
     }
-    if (state[0] != 0.0f) {
-      DrawShared(isa_, params.budget, wished, scratch.group, blocks, source, state, &scratch.draws);
-      return;
-    }
+    DrawShared(isa_, params.budget, wished, scratch.group, blocks, source, state, &scratch.draws);
+    return;
   }
   int samples = wished;
   if (params.budget == ValueBudget::kRows) {
@@ -149,7 +146,6 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
     DrawValues(isa_, params.estimator, samples, scratch.group[g], blocks, source,
                &scratch.draws[g]);
   }
-  if (state != nullptr) BeginShared(isa_, wished, scratch.group, state);
 }
 
 // The drawn rows of half an fp8 page, one behind the other, and their places there.

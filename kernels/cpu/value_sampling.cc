@@ -250,13 +250,15 @@ void DrawValues(const IsaKernels& isa, ValueEstimator estimator, int samples,
           [&](uint64_t begin, uint64_t end) { return SystematicCount(offset, begin, end); }, draws);
     }
     case ValueEstimator::kProportional:
-    case ValueEstimator::kShared:  // before its first step
       return DrawProportional(isa, samples, head, source.Offset(0), draws);
     case ValueEstimator::kLargestRemainder:
       return DrawLargestRemainder(isa, samples, head, blocks, source, draws);
     case ValueEstimator::kFlash:
       return DrawFlash(isa, samples, head, blocks, source, draws);
+    case ValueEstimator::kShared:
+      break;
   }
+  AUGUR_CHECK(false);
 }
 
 int DrawsForRows(const IsaKernels& isa, ValueEstimator estimator, int rows,
@@ -298,7 +300,8 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
                 std::vector<std::vector<ValueDraw>>* draws) {
   const int heads = static_cast<int>(group.size());
   const size_t stride = heads > 1 ? group[1].scores - group[0].scores : 0;
-  const float lambda = state[1];
+  const bool is_first = state[0] == 0.0f;
+  const float lambda = is_first ? static_cast<float>(samples) : state[1];
   std::vector<float> log_norms(heads);  // predicted
   for (int g = 0; g < heads; ++g) log_norms[g] = state[2 + g] + group[g].LogAnchor();
   for (std::vector<ValueDraw>& of_head : *draws) of_head.clear();
@@ -347,11 +350,13 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   for (int g = 0; g < heads; ++g) {
     const float log_norm = group[g].LogNorm();
     off += log_norm - log_norms[g];
-    state[2 + g] = std::min(log_norm - group[g].LogAnchor(), state[2 + g] + kStateRise);
+    const float now = log_norm - group[g].LogAnchor();
+    state[2 + g] = is_first ? now : std::min(now, state[2 + g] + kStateRise);
   }
+  state[0] = 1.0f;
   const double correction = std::exp2(off / heads);
   double next = lambda * correction;
-  if (budget == ValueBudget::kDraws) {
+  if (budget == ValueBudget::kDraws || is_first) {
     next *= samples * kQ32 / unbounded;
   } else {
     const double wanted = std::max(0.25, samples - static_cast<double>(certain));
@@ -361,26 +366,6 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   const double least = static_cast<double>(samples) / heads;
   const double most = budget == ValueBudget::kDraws ? samples : samples * kMostRowsRate;
   state[1] = static_cast<float>(std::clamp(next, least, most));
-}
-
-void BeginShared(const IsaKernels& isa, int samples, const std::vector<HeadDistribution>& group,
-                 float* state) {
-  const int heads = static_cast<int>(group.size());
-  const size_t stride = heads > 1 ? group[1].scores - group[0].scores : 0;
-  std::vector<float> log_norms(heads);
-  for (int g = 0; g < heads; ++g) {
-    log_norms[g] = group[g].LogNorm();
-    state[2 + g] = log_norms[g] - group[g].LogAnchor();
-  }
-  alignas(64) float ratios[kTokens];
-  double sum = 0;
-  for (int entry = 0; entry < group[0].entries(); ++entry) {
-    isa.shared_rates(group[0].scores + size_t(entry) * kTokens, stride, log_norms.data(), heads,
-                     ratios);
-    for (const float ratio : ratios) sum += static_cast<double>(ratio);
-  }
-  state[0] = 1.0f;
-  state[1] = static_cast<float>(samples / std::max(sum, 1.0));
 }
 
 }  // namespace augur::kernels

@@ -63,14 +63,10 @@ void DrawValues(const IsaKernels& isa, ValueEstimator estimator, int samples,
 int DrawsForRows(const IsaKernels& isa, ValueEstimator estimator, int rows,
                  const std::vector<HeadDistribution>& group, std::vector<float>* scratch);
 
-// kShared, a kv head whose state holds something: draws[head] have the same places for every head.
-// `source` is the kv head's. The state becomes that for the next step.
+// kShared, a kv head: draws[head] have the same places for every head. `source` is the kv head's.
+// The state becomes that for the next step.
 void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
                 const std::vector<HeadDistribution>& group, const int32_t* blocks,
                 const DrawSource& source, float* state, std::vector<std::vector<ValueDraw>>* draws);
-
-// The state after a first step, from its exact distributions.
-void BeginShared(const IsaKernels& isa, int samples, const std::vector<HeadDistribution>& group,
-                 float* state);
 
 }  // namespace augur::kernels

@@ -38,7 +38,8 @@ inline constexpr int kMaxValueSamples = 65536;
 // What kShared keeps between the steps of a sequence for each (layer, kv head), in this order:
 // whether it holds anything (0 or 1), the rate lambda, and for each query head of the group the
 // base-2 logarithm of its softmax normaliser over its anchor. All zero: before the first step,
-// which is taken by kProportional.
+// which predicts the anchor to be all there is, at lambda = S: at least as many rows as any later
+// one.
 //
 // The anchor is the same sum over the first entry and the last kAnchorLast of the list alone, whose
 // keys are known before the others': a step's normaliser is predicted as its own anchor times what

@@ -453,8 +453,9 @@ TEST(SampledAttentionTest, AMillionTokens) {
       segment.position += 1;
       backend->SampledAttention(list.Params(estimator, &segment, 1, out.data()));
       ExpectFinite(out, NameOf(estimator));
-      const bool adds_up = estimator != ValueEstimator::kShared || step == 0;
-      ASSERT_NEAR(out[0], 1.0f, adds_up ? 1e-4 : 0.5) << NameOf(estimator);
+      // kShared takes its rows without knowing the normaliser; in its first step most of these.
+      const double off = estimator != ValueEstimator::kShared ? 1e-4 : step == 0 ? 1e-2 : 0.5;
+      ASSERT_NEAR(out[0], 1.0f, off) << NameOf(estimator);
     }
   }
 }
