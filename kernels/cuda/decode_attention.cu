@@ -480,13 +480,6 @@ __device__ inline void LoadRuns(const DecodeCall& call, RunWalk walk,
   }
 }
 
-// As WaitForPrevious(), but the next kernel is let go only behind the wait: so what predecessors
-// have written may be read there before its own wait.
-__device__ inline void WaitForPreviousFirst() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // Persistent: each CTA takes a share of all runs and passes from one to the next without letting
 // its loads run dry.
 template <class T, int kHeadDim>
@@ -618,8 +611,8 @@ void CheckParams(const PagedAttentionParams& params) {
   AUGUR_CHECK(params.states == nullptr && params.first_entry == 0 && params.end_entry == INT_MAX);
   AUGUR_CHECK(params.num_segments >= 0 && params.max_entries > 0);
   AUGUR_CHECK(params.num_kv_heads <= kMaxLists);
-  AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim && params.q_stride % 2 == 0);
-  AUGUR_CHECK(IsAligned(params.q, 8) && IsAligned(params.out, 16));
+  AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim && params.q_stride % 4 == 0);
+  AUGUR_CHECK(IsAligned(params.q, 16) && IsAligned(params.out, 16));
 }
 
 // Query heads, head dim of the widest model that a full set of rows is sized for.

@@ -17,7 +17,8 @@ namespace augur::kernels {
 // Of an mma tile: the query heads of a group, padded with zeros.
 inline constexpr int kTileRows = 16;
 
-// The query heads of a list, [group][kHeadDim], as the left side of the products with K.
+// The query heads of a list, [group][kHeadDim], 16 bytes aligned, as the left side of the products
+// with K.
 template <class T, int kHeadDim>
 __device__ inline void LoadQueries(const float* heads, int group,
                                    uint32_t (&queries)[kHeadDim / 16][4]) {
@@ -25,12 +26,12 @@ __device__ inline void LoadQueries(const float* heads, int group,
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      const int head = g + part % 2 * 8;
-      const int column = step / 2 * 32 + 8 * t + step % 2 * 4 + part / 2 * 2;
-      float2 pair = make_float2(0.0f, 0.0f);
-      if (head < group) pair = *reinterpret_cast<const float2*>(heads + head * kHeadDim + column);
-      queries[step][part] = PackPair<T>(pair.x, pair.y);
+    for (int half = 0; half < 2; ++half) {
+      const int head = g + 8 * half, column = step / 2 * 32 + 8 * t + step % 2 * 4;
+      float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (head < group) four = *reinterpret_cast<const float4*>(heads + head * kHeadDim + column);
+      queries[step][half] = PackPair<T>(four.x, four.y);
+      queries[step][half + 2] = PackPair<T>(four.z, four.w);
     }
   }
 }

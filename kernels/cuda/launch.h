@@ -31,6 +31,18 @@ __device__ inline void WaitForPrevious() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// Its halves, for the kernels of one op. Where the op's first kernel calls WaitForPreviousFirst(),
+// what was written before the op may be read, and scratch of the op before be written, already
+// before AwaitPrevious() in the second one; only what the first one wrote may not.
+__device__ inline void LetNextStart() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ inline void AwaitPrevious() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void WaitForPreviousFirst() {
+  AwaitPrevious();
+  LetNextStart();
+}
+
 struct LaunchShape {
   dim3 grid;
   dim3 block;

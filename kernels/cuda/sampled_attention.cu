@@ -28,6 +28,7 @@ void CheckParams(const SampledAttentionParams& params) {
   AUGUR_CHECK(params.head_dim > 0 && params.head_dim % 2 == 0 && params.head_dim <= kMaxHeadDim);
   AUGUR_CHECK(params.q_stride >= params.num_q_heads * params.head_dim && params.q_stride % 2 == 0);
   AUGUR_CHECK(IsAligned(params.q, 8));
+  AUGUR_CHECK(!StreamsKeys(params) || (params.q_stride % 4 == 0 && IsAligned(params.q, 16)));
   AUGUR_CHECK(params.layer >= 0 && params.layer < 4096 && params.num_q_heads < 4096);
   AUGUR_CHECK(params.max_entries > 0);
   AUGUR_CHECK(params.scores == nullptr || params.num_segments == 1);
@@ -50,6 +51,11 @@ class Layout {
   size_t bytes_ = 0;
 };
 
+// kShared in one pass over the keys: no scores are kept.
+bool IsOnePass(const SampledAttentionParams& params) {
+  return params.estimator == ValueEstimator::kShared && StreamsKeys(params);
+}
+
 // Where the call's scratch lies behind `begin`; gives its bytes. Null: its bytes alone.
 size_t LayOut(SampledCall& call, std::byte* begin) {
   const SampledAttentionParams& params = call.attention;
@@ -57,11 +63,18 @@ size_t LayOut(SampledCall& call, std::byte* begin) {
   const size_t chunks = size_t(call.num_segments) * params.num_kv_heads * call.most_chunks;
   const size_t group = params.num_q_heads / params.num_kv_heads;
   Layout layout(begin);
-  if (params.scores == nullptr) layout.Take(rows * call.stride * kBlockTokens, &call.scores);
-  layout.Take(rows * call.stride, &call.maxima);
-  layout.Take(rows * call.stride, &call.sums);
-  layout.Take(rows * (call.stride + 1), &call.shares);
   layout.Take(rows, &call.heads);
+  if (IsOnePass(params)) {
+    const size_t lists = size_t(call.num_segments) * params.num_kv_heads;
+    layout.Take(lists * (params.head_dim / 16) * 32, &call.queries);
+    layout.Take(rows, &call.anchors);
+    layout.Take(chunks * group, &call.run_norms);
+  } else {
+    if (params.scores == nullptr) layout.Take(rows * call.stride * kBlockTokens, &call.scores);
+    layout.Take(rows * call.stride, &call.maxima);
+    layout.Take(rows * call.stride, &call.sums);
+    layout.Take(rows * (call.stride + 1), &call.shares);
+  }
   layout.Take(chunks * group * params.head_dim, &call.chunk_sums);
   layout.Take(chunks, &call.chunk_counts);
   if (params.estimator == ValueEstimator::kShared) layout.Take(chunks, &call.chunk_rates);
@@ -72,10 +85,16 @@ size_t LayOut(SampledCall& call, std::byte* begin) {
 
 SampledDecode::SampledDecode(int num_sms) : num_sms_(num_sms) {
   AUGUR_CUDA(cudaMalloc(reinterpret_cast<void**>(&scratch_), kSampledScratchBytes));
+  AUGUR_CUDA(cudaMalloc(reinterpret_cast<void**>(&runs_taken_), sizeof(int)));
+  AUGUR_CUDA(cudaMemset(runs_taken_, 0, sizeof(int)));
   PrepareSampledScores();
+  PrepareSharedStream();
 }
 
-SampledDecode::~SampledDecode() { cudaFree(scratch_); }
+SampledDecode::~SampledDecode() {
+  cudaFree(runs_taken_);
+  cudaFree(scratch_);
+}
 
 void SampledDecode::Run(const SampledAttentionParams& params, cudaStream_t stream) {
   CheckParams(params);
@@ -83,7 +102,9 @@ void SampledDecode::Run(const SampledAttentionParams& params, cudaStream_t strea
   call.attention = params;
   call.stride = params.max_entries;
   call.exponent_scale = params.scale * 1.44269504f;  // log2(e)
-  call.most_chunks = MostChunks(params.max_entries);
+  call.most_runs = MostRuns(params.max_entries);
+  call.most_chunks = IsOnePass(params) ? call.most_runs : MostChunks(params.max_entries);
+  call.runs_taken = runs_taken_;
   const size_t group = params.num_q_heads / params.num_kv_heads;
   call.scores = params.scores;
   if (params.scores != nullptr) {
@@ -105,6 +126,11 @@ void SampledDecode::Run(const SampledAttentionParams& params, cudaStream_t strea
     call.first_segment = first;
     call.num_segments = std::min(at_once, params.num_segments - first);
     AUGUR_CHECK(LayOut(call, scratch_) <= kSampledScratchBytes);
+    if (IsOnePass(params)) {
+      LaunchSharedStream(call, num_sms_, stream);
+      LaunchSharedMerge(call, stream);
+      continue;
+    }
     LaunchSampledScores(call, num_sms_, stream);
     LaunchSampledDraws(call, stream);
     LaunchSampledGather(call, stream);

@@ -1,9 +1,18 @@
 // Sampled attention of single rows on a device, for kProportional, kFlash and kShared: kernels that
-// follow each other on one stream and leave what the next one needs in scratch.
+// follow each other on one stream and leave what the next one needs in scratch. At head dims 64 and
+// 128 of 16 bits keys go by bulk copies to tensor cores (sampled_pages.h, decode_scores.h), at
+// other shapes by plain loops.
 //
-//   scores   all keys of a launch's lists are streamed once, at head dims 64 and 128 of 16 bits by
-//            bulk copies to tensor cores (decode_scores.h), at other shapes by plain loops; scores
-//            are kept, and each tile's largest one and sum of integer weights (value_weights.h)
+// kShared, where keys are streamed, is one pass over them (sampled_shared.cu):
+//
+//   anchors  scores of each list's anchor, from which its normalisers are predicted
+//   stream   all keys once: scores, rates under the predictions, draws, the drawn rows of V
+//   merge    the runs' sums under the exact normalisers; counts and the next step's state
+//
+// All else keeps the scores, since what a tile is drawn depends on all of them:
+//
+//   scores   all keys once; scores are kept, and each tile's largest one and sum of integer weights
+//            (value_weights.h)
 //   draws    a CTA a query head: masses of tiles, their running sum, boundaries
 //   gather   a CTA a chunk of a list: tiles that a head draws from, the drawn rows of V, their sums
 //   merge    the chunks' sums, and counts
@@ -36,6 +45,7 @@ class SampledDecode {
  private:
   const int num_sms_;
   std::byte* scratch_ = nullptr;
+  int* runs_taken_ = nullptr;  // SampledCall's
 };
 
 // A launch takes num_q_heads * max_entries * 276 bytes a segment and the sums of at most 64 chunks;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sampled_call.h"
+#include "kernels/cuda/sampled_state.h"
 #include "kernels/philox.h"
 #include "kernels/value_weights.h"
 
@@ -130,10 +131,6 @@ __device__ inline HeadDraw NewHead(const SampledCall& call, int list, int head, 
                     ? static_cast<uint32_t>(params.forced_offset)
                     : PhiloxAttention(PhiloxPurpose::kValueOffset, key, 0).words[0];
   return draw;
-}
-
-__device__ inline float LogSum(float top, uint64_t mass) {
-  return top + static_cast<float>(log2(static_cast<double>(mass)) - 40.0);
 }
 
 // Of the first entry and the last kAnchorLast.

@@ -2,6 +2,7 @@
 // sums together, what was drawn, and kShared's next state.
 #include "kernels/check.h"
 #include "kernels/cuda/sampled_gather.h"
+#include "kernels/cuda/sampled_state.h"
 
 namespace augur::kernels {
 namespace {
@@ -28,121 +29,76 @@ __global__ __launch_bounds__(kThreads, kCtasAnSm) void GatherSampledRows(const S
   GatherChunk<T, kPerLane, kWhole>(call, chunk, shared, counts, sums, [&](int first) {
     ListPairs<T>(call, chunk, first, shared);
     __syncthreads();
-    WalkTiles<false>(call, chunk, first, shared, counts);
+    WalkTiles(call, chunk, first, shared, counts);
     __syncthreads();
   });
 }
 
-__device__ inline void StoreOut(const SampledAttentionParams& params, size_t index, float value) {
-  switch (params.out_dtype) {
-    case DType::kF32:
-      static_cast<float*>(params.out)[index] = value;
-      return;
-    case DType::kBF16:
-      static_cast<__nv_bfloat16*>(params.out)[index] = __float2bfloat16_rn(value);
-      return;
-    case DType::kF16:
-      static_cast<__half*>(params.out)[index] = __float2half_rn(value);
-      return;
-  }
-}
+constexpr int kMergeThreads = 256;
+constexpr int kMergeWarps = kMergeThreads / 32;
+constexpr int kStrandChunks = kMaxChunks / kMergeWarps;
+constexpr int kMaxHeadDim = 256;
 
-__device__ inline void AddCounts(const int64_t (&drawn)[3], SampledCounts* to) {
-  if (to == nullptr) return;
-  const auto add = [](int64_t* at, int64_t value) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
-  };
-  add(&to->draws, drawn[0]);
-  add(&to->rows, drawn[1]);
-  add(&to->distinct, drawn[2]);
-}
-
-// The rates' bounds and the predictions' rise: cpu/value_sampling.cc.
-constexpr double kMostRowsRate = 16.0;
-constexpr float kStateRise = 0.5f;
-
-// As the CPU's DrawShared and BeginShared leave it, from the exact normalisers and the chunks'
-// rates.
-__device__ inline void WriteNextState(const SampledCall& call, int list, int num_chunks) {
+// Of a head: chunks w, w + 8 and so on by warp w, all asked for at once, then the warps in order.
+__device__ inline void MergeSums(const SampledCall& call, int list, int head, int num_chunks,
+                                 float (&strands)[kMergeWarps][kMaxHeadDim]) {
   const SampledAttentionParams& params = call.attention;
-  const int group = call.group(), samples = call.SamplesOf(call.SegmentOf(list));
-  const float* state = call.StateOf(list);
-  float* next_state = call.NextStateOf(list);
-  const HeadDraw* heads = call.heads + call.RowOf(list, 0);
-  bool is_nan = false;
-  RateSums rates{};
-  for (int head = 0; head < group; ++head) is_nan |= heads[head].is_nan;
-  for (int chunk = 0; chunk < num_chunks && !is_nan; ++chunk) {
-    const RateSums& of_chunk = call.chunk_rates[call.ChunkOf(list, chunk)];
-    rates.unbounded += of_chunk.unbounded;
-    rates.bounded += of_chunk.bounded;
-    rates.certain += of_chunk.certain;
+  const int warp = threadIdx.x / 32, group = call.group(), head_dim = params.head_dim;
+  const size_t row = call.RowOf(list, head);
+  const float poison = call.heads[row].is_nan ? NAN : 0.0f;
+  for (int column = threadIdx.x % 32; column < head_dim; column += 32) {
+    float chunks[kStrandChunks];
+#pragma unroll
+    for (int i = 0; i < kStrandChunks; ++i) {
+      const int chunk = warp + i * kMergeWarps;
+      const size_t at = (call.ChunkOf(list, chunk) * group + head) * head_dim + column;
+      chunks[i] = chunk < num_chunks ? call.chunk_sums[at] : 0.0f;
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kStrandChunks; ++i) sum += chunks[i];
+    strands[warp][column] = sum;
   }
-  const bool is_fresh = state[0] == 0.0f;
-  const float lambda = state[1];
-  double off = 0;
-  for (int head = 0; head < group; ++head) {
-    const HeadDraw& draw = heads[head];
-    const float seen = state[2 + head], now = draw.log_norm - draw.log_anchor;
-    off += draw.log_norm - (seen + draw.log_anchor);
-    next_state[2 + head] = is_nan ? seen : is_fresh ? now : fminf(now, seen + kStateRise);
+  __syncthreads();
+  const size_t out =
+      (size_t(call.SegmentOf(list).row) * params.num_q_heads + call.KvHeadOf(list) * group + head) *
+      head_dim;
+  for (int column = threadIdx.x; column < head_dim; column += kMergeThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kMergeWarps; ++w) sum += strands[w][column];
+    StoreOut(params, out + column, sum + poison);
   }
-  next_state[0] = is_nan ? state[0] : 1.0f;
-  if (is_nan || is_fresh) {
-    next_state[1] =
-        is_nan ? lambda : static_cast<float>(samples / fmax(rates.unbounded / kQ32, 1.0));
-    return;
-  }
-  double next = lambda * exp2(off / group);
-  if (params.budget == ValueBudget::kDraws) {
-    next *= samples * kQ32 / rates.unbounded;
-  } else {
-    const double wanted = fmax(0.25, samples - static_cast<double>(rates.certain));
-    next *= rates.bounded > 0 ? wanted * kQ32 / static_cast<double>(rates.bounded) : 2.0;
-  }
-  if (!isfinite(next)) next = samples;
-  const double least = static_cast<double>(samples) / group;
-  const double most = params.budget == ValueBudget::kDraws ? samples : samples * kMostRowsRate;
-  next_state[1] = static_cast<float>(fmin(fmax(next, least), most));
 }
-
-constexpr int kMergeThreads = 128;
 
 // A CTA a query head.
-__global__ __launch_bounds__(kMergeThreads) void MergeSampledChunks(const SampledCall call) {
-  __shared__ ChunkCounts counts[kMaxChunks];
+__global__ __launch_bounds__(kMergeThreads) void MergeSampledChunks(
+    const __grid_constant__ SampledCall call) {
+  __shared__ float strands[kMergeWarps][kMaxHeadDim];
   WaitForPrevious();
   const SampledAttentionParams& params = call.attention;
-  const int list = blockIdx.y, head = blockIdx.x, group = call.group();
+  const int list = blockIdx.y, head = blockIdx.x;
+  if (list == 0 && head == 0 && threadIdx.x == 0) *call.runs_taken = 0;
   const int entries = call.DrawnEntries(list);
   if (entries == 0) return;
   const int num_chunks = NumChunks(entries);
-  if (threadIdx.x < num_chunks)
-    counts[threadIdx.x] = call.chunk_counts[call.ChunkOf(list, threadIdx.x)];
-  __syncthreads();
-  const size_t row = call.RowOf(list, head);
-  const float poison = call.heads[row].is_nan ? NAN : 0.0f;
-  const SampledSegment& segment = call.SegmentOf(list);
-  const size_t out =
-      (size_t(segment.row) * params.num_q_heads + call.KvHeadOf(list) * group + head) *
-      params.head_dim;
-  for (int column = threadIdx.x; column < params.head_dim; column += kMergeThreads) {
-    const float* sums =
-        call.chunk_sums + (call.ChunkOf(list, 0) * group + head) * params.head_dim + column;
-    const size_t stride = size_t(group) * params.head_dim;
-    float sum = 0.0f;
-#pragma unroll 16
-    for (int chunk = 0; chunk < num_chunks; ++chunk) sum += sums[chunk * stride];
-    StoreOut(params, out + column, sum + poison);
-  }
-  if (head != 0 || threadIdx.x != 0) return;
-  if (params.estimator == ValueEstimator::kShared) WriteNextState(call, list, num_chunks);
+  MergeSums(call, list, head, num_chunks, strands);
+  if (head != 0 || threadIdx.x >= 32) return;
   int64_t drawn[3] = {};
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    drawn[0] += counts[chunk].draws;
-    drawn[1] += counts[chunk].rows;
-    drawn[2] += counts[chunk].distinct;
+  RateSums rates{};
+  for (int chunk = threadIdx.x; chunk < num_chunks; chunk += 32) {
+    const ChunkCounts& counts = call.chunk_counts[call.ChunkOf(list, chunk)];
+    drawn[0] += counts.draws;
+    drawn[1] += counts.rows;
+    drawn[2] += counts.distinct;
+    if (params.estimator == ValueEstimator::kShared) {
+      rates.Add(call.chunk_rates[call.ChunkOf(list, chunk)]);
+    }
   }
+  if (params.estimator == ValueEstimator::kShared)
+    WriteNextState(call, list, call.heads + call.RowOf(list, 0), WarpSum(rates));
+  for (int64_t& count : drawn) count = WarpSum(count);
+  if (threadIdx.x != 0) return;
   AddCounts(drawn, params.counts == nullptr ? nullptr : params.counts + call.SegmentIndexOf(list));
   AddCounts(drawn, params.totals);
 }

@@ -15,6 +15,7 @@
 #include "kernels/cuda/fp8_row.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sampled_call.h"
+#include "kernels/cuda/sampled_state.h"
 #include "kernels/philox.h"
 #include "kernels/value_weights.h"
 
@@ -58,7 +59,7 @@ struct GatherMemory {
   HeadDraw draws[kMaxGroup];
   uint32_t counts[kWarps][2];  // draws, rows
   RateSums rates[kWarps];      // kShared
-  float log_norms[kMaxGroup];  // kShared: predicted, or exact at a list's first step
+  float log_norms[kMaxGroup];  // kShared: predicted
   int num_entries;             // of the batch
 };
 
@@ -84,15 +85,6 @@ __device__ inline Number SumUpTo(Number own) {
   for (int distance = 1; distance < 32; distance *= 2) {
     const Number other = __shfl_up_sync(~0u, sum, distance);
     if (static_cast<int>(threadIdx.x % 32) >= distance) sum += other;
-  }
-  return sum;
-}
-
-template <class Number>
-__device__ inline Number WarpSum(Number sum) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
   }
   return sum;
 }
@@ -200,7 +192,6 @@ __device__ inline uint64_t DrawsUpTo(const Pair& pair, uint64_t part) {
 }
 
 // Coefficients of the tile's rows, two a lane.
-template <bool kHasMasses>
 __device__ inline void WalkTile(int at, float2 scores, GatherMemory& shared,
                                 uint32_t (&counts)[2]) {
   const Pair& pair = shared.pairs[at];
@@ -216,10 +207,6 @@ __device__ inline void WalkTile(int at, float2 scores, GatherMemory& shared,
   const float2 coefficients = make_float2(static_cast<float>(count0 * pair.weight),
                                           static_cast<float>(count1 * pair.weight));
   *reinterpret_cast<float2*>(&shared.coefficients[at][2 * lane]) = coefficients;
-  if constexpr (kHasMasses) {
-    const float mass = WarpSum(coefficients.x + coefficients.y);
-    if (lane == 0) shared.masses[at] = mass;
-  }
   const unsigned even = __ballot_sync(~0u, count0 > 0), odd = __ballot_sync(~0u, count1 > 0);
   counts[0] += count0 + count1;
   if (lane != 0) return;
@@ -228,7 +215,6 @@ __device__ inline void WalkTile(int at, float2 scores, GatherMemory& shared,
   if (odd != 0) atomicOr(&shared.tokens[pair.entry][1], odd);
 }
 
-template <bool kHasMasses>
 __device__ inline void WalkTiles(const SampledCall& call, const Chunk& chunk, int first,
                                  GatherMemory& shared, uint32_t (&counts)[2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -247,7 +233,7 @@ __device__ inline void WalkTiles(const SampledCall& call, const Chunk& chunk, in
     for (int i = 0; i < kPairsAhead; ++i) {
       const int at = base + i * kWarps;
       if (at >= num_pairs) break;
-      WalkTile<kHasMasses>(at, scores[i], shared, counts);
+      WalkTile(at, scores[i], shared, counts);
     }
   }
 }

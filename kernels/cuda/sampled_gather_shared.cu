@@ -1,6 +1,6 @@
 // Sampled attention's third kernel for kShared: one set of rows for all heads of a list, at rates
-// that a predicted normaliser gives; the control variate; and what the rates add up to. A list
-// without a state draws as kProportional does.
+// that a predicted normaliser gives; the control variate; and what the rates add up to. For shapes
+// and kept scores that sampled_shared.cu does not serve.
 #include "kernels/cuda/sampled_gather.h"
 
 namespace augur::kernels {
@@ -16,11 +16,8 @@ using sampled_gather::kMaxGroup;
 using sampled_gather::kThreads;
 using sampled_gather::kWarpHeads;
 using sampled_gather::kWarps;
-using sampled_gather::ListPairs;
 using sampled_gather::LoadColumns;
 using sampled_gather::SumUpTo;
-using sampled_gather::WalkTiles;
-using sampled_gather::WarpSum;
 
 // The scores of a tile, two tokens a lane.
 template <int kGroup>
@@ -82,7 +79,7 @@ __device__ inline void DrawShared(const SampledCall& call, int list, int slot, i
           ? static_cast<uint32_t>(params.forced_offset)
           : PhiloxAttention(PhiloxPurpose::kValueOffset, key, 1 + static_cast<uint32_t>(block))
                 .words[0];
-  const double lambda = static_cast<double>(call.StateOf(list)[1]);
+  const double lambda = static_cast<double>(call.LambdaOf(list));
   const float2 ratios = RatesOf(scores, group, shared);
   const double wanted[2] = {lambda * static_cast<double>(ratios.x) * kQ32,
                             lambda * static_cast<double>(ratios.y) * kQ32};
@@ -124,7 +121,7 @@ __device__ inline void DrawShared(const SampledCall& call, int list, int slot, i
   }
 }
 
-// A batch of a list with a state, in place of ListPairs and WalkTiles.
+// A batch, in place of ListPairs and WalkTiles.
 template <class T, int kGroup>
 __device__ inline void DrawSharedBatch(const SampledCall& call, const Chunk& chunk, int first,
                                        GatherMemory& shared, uint32_t (&counts)[2],
@@ -145,19 +142,6 @@ __device__ inline void DrawSharedBatch(const SampledCall& call, const Chunk& chu
     DrawShared<kGroup>(call, chunk.list, slot, first + slot, shared, counts, rates);
   }
   __syncthreads();
-}
-
-// What the rates would be at lambda = 1 under the exact normalisers, of a list's first step.
-template <int kGroup>
-__device__ inline void SumFreshRates(const SampledCall& call, int list, int first,
-                                     const GatherMemory& shared, RateSums& rates) {
-  for (int slot = threadIdx.x / 32; slot < shared.num_entries; slot += kWarps) {
-    float2 scores[kGroup];
-    LoadTile(call, list, first + slot, scores);
-    const float2 ratios = RatesOf(scores, call.group(), shared);
-    rates.unbounded +=
-        WarpSum((static_cast<double>(ratios.x) + static_cast<double>(ratios.y)) * kQ32);
-  }
 }
 
 // Each entry's mass beyond what was drawn of it goes to the mean of its values; of the warp's
@@ -223,11 +207,7 @@ __device__ inline void StoreRates(const SampledCall& call, int list, RateSums ra
   if (threadIdx.x % 32 == 0) shared.rates[threadIdx.x / 32] = rates;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int w = 1; w < kWarps; ++w) {
-    rates.unbounded += shared.rates[w].unbounded;
-    rates.bounded += shared.rates[w].bounded;
-    rates.certain += shared.rates[w].certain;
-  }
+  for (int w = 1; w < kWarps; ++w) rates.Add(shared.rates[w]);
   call.chunk_rates[call.ChunkOf(list, blockIdx.x)] = rates;
 }
 
@@ -240,25 +220,15 @@ __global__ __launch_bounds__(kThreads) void GatherSharedRows(const SampledCall c
   if (chunk.begin >= chunk.end) return;
   const int list = chunk.list;
   const float* state = call.StateOf(list);
-  const bool is_fresh = state[0] == 0.0f;
   if (threadIdx.x < call.group()) {
     const HeadDraw& draw = call.heads[call.RowOf(list, threadIdx.x)];
-    shared.log_norms[threadIdx.x] =
-        is_fresh ? draw.log_norm : state[2 + threadIdx.x] + draw.log_anchor;
+    shared.log_norms[threadIdx.x] = state[2 + threadIdx.x] + draw.log_anchor;
   }
   float sums[kWarpHeads][kPerLane] = {};
   uint32_t counts[2] = {};
   RateSums rates{};
   GatherChunk<T, kPerLane, kWhole>(call, chunk, shared, counts, sums, [&](int first) {
-    if (is_fresh) {
-      ListPairs<T>(call, chunk, first, shared);
-      __syncthreads();
-      WalkTiles<true>(call, chunk, first, shared, counts);
-      SumFreshRates<kGroup>(call, list, first, shared, rates);
-      __syncthreads();
-    } else {
-      DrawSharedBatch<T, kGroup>(call, chunk, first, shared, counts, rates);
-    }
+    DrawSharedBatch<T, kGroup>(call, chunk, first, shared, counts, rates);
     if (call.HasVariate(list)) AddVariate<kPerLane, kWhole>(call, chunk, first, shared, sums);
   });
   StoreRates(call, list, rates, shared);

@@ -1,222 +1,121 @@
 // Sampled attention's first kernel: scores of all keys, and of each tile the largest and the sum of
 // its integer weights. K is read once; what is written is 64 scores a tile and query head.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "kernels/check.h"
-#include "kernels/cuda/decode_page_ring.h"
 #include "kernels/cuda/decode_scores.h"
 #include "kernels/cuda/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sampled_call.h"
+#include "kernels/cuda/sampled_pages.h"
 #include "kernels/cuda/warp_math.h"
 #include "kernels/value_weights.h"
 
 namespace augur::kernels {
 namespace {
 
-// A warp takes whole pages, so nothing is shared between warps but the ring.
-constexpr int kScoreWarps = 8;
-constexpr int kThreads = (kScoreWarps + 1) * 32;  // and one warp that loads
+// Of a CTA; with 8 scores took a tenth longer, and 16 leave a thread too few registers.
+constexpr int kScoreWarps = 12;
+constexpr int kThreads = kScoreWarps * 32;
 constexpr int kPlainThreads = 256;
 
-template <int kHeadDim>
-using KeyRing = PageRing<kHeadDim, 1>;
-
-// The lists' entries one behind the other.
-struct EntryTable {
-  int offsets[kMaxSampledLists + 1];  // entries of all lists before
-
-  // By one whole warp.
-  __device__ void Sum(int num_lists) {
-    const int lane = threadIdx.x % 32;
-    int before = 0;
-    for (int first = 0; first < num_lists; first += 32) {
-      const int list = first + lane;
-      const int entries = list < num_lists ? offsets[list] : 0;
-      int sum = entries;
+// L of a page for heads g and g + 8.
+template <int kHalves>
+__device__ inline void SumWeights(const PageScores& scores, const PageMaxima& maxima,
+                                  uint64_t (&sums)[kHalves]) {
 #pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int other = __shfl_up_sync(~0u, sum, distance);
-        if (lane >= distance) sum += other;
+  for (int row = 0; row < kHalves; ++row) {
+    const float largest = maxima.of[row];
+    uint64_t sum = 0;
+    if (largest > -INFINITY) {
+#pragma unroll
+      for (int i = 0; i < 16; i += 2) {
+        sum +=
+            TileWeight(scores.of[row][i] - largest) + TileWeight(scores.of[row][i + 1] - largest);
       }
-      if (list < num_lists) offsets[list] = before + sum - entries;
-      before += __shfl_sync(~0u, sum, 31);
     }
-    if (lane == 0) offsets[num_lists] = before;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    sums[row] = sum;
   }
+}
 
-  // The list that holds entry `index` of all.
-  __device__ int ListOf(int index, int num_lists) const {
-    int low = 0, high = num_lists;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (offsets[middle] <= index ? low : high) = middle;
-    }
-    return low;
+// Lane h keeps what later kernels need of head h's tiles.
+struct TileRows {
+  uint32_t first;  // tile of the list
+
+  __device__ void BeginList(const SampledCall& call, int list) {
+    first = static_cast<uint32_t>(call.RowOf(list, threadIdx.x % 32) * call.stride);
+  }
+  __device__ void Keep(const SampledCall& call, int entry, float largest, uint64_t sum) const {
+    if (static_cast<int>(threadIdx.x % 32) >= call.group()) return;
+    call.maxima[first + entry] = largest;
+    call.sums[first + entry] = sum;
   }
 };
+
+// The scores of this lane's rows of a page.
+template <int kHalves>
+__device__ inline void KeepScores(const SampledCall& call, int list, int entry,
+                                  const PageScores& scores) {
+#pragma unroll
+  for (int row = 0; row < kHalves; ++row) {
+    const int head = threadIdx.x % 32 / 4 + 8 * row;
+    if (head >= call.group()) break;
+    float* const to = call.ScoresOf(list, head, entry);
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const float* from = scores.of[row] + i;
+      *reinterpret_cast<float4*>(to + PageScores::KeyOf(i)) =
+          make_float4(from[0], from[1], from[2], from[3]);
+    }
+  }
+}
 
 template <int kHeadDim>
-struct ScoreMemory {
-  // A place of the ring is always the same warp's: it has seen the phase before the one it waits
-  // for.
-  static_assert(KeyRing<kHeadDim>::kStages % kScoreWarps == 0);
-  KeyRing<kHeadDim> ring;
-  EntryTable table;
+struct WarpMemory {
+  KeyStages<kHeadDim, kScoreWarps> stages;
+  PageNote notes[kNotedPages];
 };
 
-// NaN where one of the two is.
-__device__ inline float MaxOrNan(float a, float b) {
-  float largest;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
-  return largest;
-}
-
-// The key in column c of key tile n is 16 (c / 2) + 2 n + c % 2: so lane 4 g + t has keys 16 t to
-// 16 t + 15 of rows g and g + 8, in order.
-__device__ inline int KeyOf(int tile, int column) {
-  return 16 * (column / 2) + 2 * tile + column % 2;
-}
-
-// What is kept of one row of a tile: 16 scores of this lane, which holds keys from 16 t on. All
-// lanes call it; those without a row (`is_kept` false) store nothing.
-__device__ inline void KeepRow(const SampledCall& call, const float (&scores)[16], bool is_kept,
-                               int list, int head, int entry) {
-  const int t = threadIdx.x % 4;
-  float largest = scores[0];
-#pragma unroll
-  for (int i = 1; i < 16; ++i) largest = MaxOrNan(largest, scores[i]);
-  largest = MaxOrNan(largest, __shfl_xor_sync(~0u, largest, 1));
-  largest = MaxOrNan(largest, __shfl_xor_sync(~0u, largest, 2));
-  uint64_t sum = 0;
-  if (is_kept && largest > -INFINITY) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) sum += TileWeight(scores[i] - largest);
-  }
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  if (!is_kept) return;
-  float4* to = reinterpret_cast<float4*>(call.ScoresOf(list, head, entry) + 16 * t);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    to[i] = make_float4(scores[4 * i], scores[4 * i + 1], scores[4 * i + 2], scores[4 * i + 3]);
-  }
-  if (t != 0) return;
-  const size_t row = call.RowOf(list, head);
-  call.maxima[row * call.stride + entry] = largest;
-  call.sums[row * call.stride + entry] = sum;
-}
-
-// One page, whole, by one warp.
-template <class T, int kHeadDim>
-__device__ inline void ScorePage(const SampledCall& call, int list, int entry,
-                                 const uint32_t (&queries)[kHeadDim / 16][4],
-                                 const typename KeyRing<kHeadDim>::Place& place,
-                                 KeyRing<kHeadDim>& ring) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const SampledSegment& segment = call.SegmentOf(list);
-  const int visible = call.VisibleKeys(segment, list, entry);
-  const float* bias = nullptr;
-  if (segment.biases != nullptr) {
-    bias = segment.biases[call.attention.biases_offset + call.PlaceOf(segment, list, entry)];
-  }
-  const auto& page = ring.WaitFull(place);
-  float scores[8][4];
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    ScoreEightKeys<T, kHeadDim>(page.bytes + KeyRing<kHeadDim>::KeyOffset(KeyOf(n, g)), queries,
-                                call.exponent_scale, scores[n]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (8 * half >= call.group()) break;
-    float row[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int key = 16 * t + i;
-      float score = scores[i / 2][2 * half + i % 2];
-      if (bias != nullptr) score = fmaf(bias[key], 1.44269504f, score);
-      row[i] = key < visible ? score : -INFINITY;
-    }
-    const int head = g + 8 * half;
-    const bool is_kept = head < call.group();
-    KeepRow(call, row, is_kept, list, is_kept ? head : 0, call.attention.first_entry + entry);
-  }
-  // Not before the scores have been used: released right behind the loads, pages of a ring that
-  // came round were overwritten while they were read (README.md).
-  ring.Release(place);
-}
-
-template <class T, int kHeadDim>
-__device__ inline void ScorePages(const SampledCall& call, int begin, int end,
-                                  ScoreMemory<kHeadDim>& shared) {
-  const SampledAttentionParams& params = call.attention;
-  const int warp = threadIdx.x / 32, num_lists = call.num_lists();
-  typename KeyRing<kHeadDim>::Place place;
-  for (int i = 0; i < warp; ++i) place.Advance();
+template <class T, int kHeadDim, int kHalves>
+__device__ inline void ScoreRuns(const SampledCall& call, WarpMemory<kHeadDim>& memory) {
+  KeyStream<kHeadDim, kScoreWarps> stream(call, memory.stages);
   uint32_t queries[kHeadDim / 16][4];
-  int list = -1;
-  for (int index = begin + warp; index < end; index += kScoreWarps) {
-    if (list < 0 || shared.table.offsets[list + 1] <= index) {
-      list = shared.table.ListOf(index, num_lists);
-      const float* heads = params.q + size_t(call.SegmentOf(list).row) * params.q_stride +
-                           size_t(call.KvHeadOf(list)) * call.group() * kHeadDim;
-      LoadQueries<T, kHeadDim>(heads, call.group(), queries);
-    }
-    ScorePage<T, kHeadDim>(call, list, index - shared.table.offsets[list], queries, place,
-                           shared.ring);
-    for (int i = 0; i < kScoreWarps; ++i) place.Advance();
-  }
-}
-
-template <int kHeadDim>
-__device__ inline void LoadPages(const SampledCall& call, int begin, int end,
-                                 ScoreMemory<kHeadDim>& shared) {
-  const int lane = threadIdx.x % 32, num_lists = call.num_lists();
-  const uint64_t policy = PolicyReadOnce();
-  // This lane's page of the 32 from `first` on; asked for while those before are being issued.
-  const auto lane_page = [&](int first) -> const std::byte* {
-    const int index = first + lane;
-    if (index >= end) return nullptr;
-    const int list = shared.table.ListOf(index, num_lists);
-    return call.KeysOf(call.SegmentOf(list), list, index - shared.table.offsets[list]);
-  };
-  typename KeyRing<kHeadDim>::Place place;
-  const std::byte* next = lane_page(begin);
-  for (int first = begin; first < end; first += 32) {
-    const std::byte* pages = next;
-    next = lane_page(first + 32);
-    for (int i = 0; i < 32 && first + i < end; ++i) {
-      const auto address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(pages), i);
-      shared.ring.Load(place, reinterpret_cast<const std::byte*>(address), policy);
-      place.Advance();
+  PageRun run;
+  while (stream.NextRun(&run)) {
+    LoadQueries<T, kHeadDim>(call.HeadsOf(run.list), call.group(), queries);
+    TileRows tiles;
+    tiles.BeginList(call, run.list);
+    for (int entry = run.begin; entry < run.end; ++entry) {
+      const int at = (entry - run.begin) % kNotedPages;
+      if (at == 0) {
+        __syncwarp();
+        NoteKeys(call, run, entry, memory.notes[threadIdx.x % 32]);
+        __syncwarp();
+      }
+      PageScores scores;
+      PageMaxima maxima;
+      ScorePage<T, kHeadDim, kHalves>(call.exponent_scale, memory.notes[at], queries, stream,
+                                      scores, maxima);
+      uint64_t sums[kHalves];
+      SumWeights<kHalves>(scores, maxima, sums);
+      tiles.Keep(call, entry, ByHead<kHalves>(maxima.of), ByHead<kHalves>(sums));
+      KeepScores<kHalves>(call, run.list, entry, scores);
     }
   }
 }
 
-// Persistent: each CTA takes an equal share of all pages.
-template <class T, int kHeadDim>
-__global__ __launch_bounds__(kThreads, 1) void ScoreSampledPages(const SampledCall call) {
+// Persistent, a CTA an SM.
+template <class T, int kHeadDim, int kHalves>
+__global__ __launch_bounds__(kThreads,
+                             1) void ScoreSampledPages(const __grid_constant__ SampledCall call) {
   extern __shared__ __align__(128) std::byte shared_bytes[];
-  auto& shared = *reinterpret_cast<ScoreMemory<kHeadDim>*>(shared_bytes);
-  if (threadIdx.x == 0) shared.ring.Init(/*num_reading_warps=*/1);
   WaitForPrevious();
-  const int num_lists = call.num_lists();
-  for (int list = threadIdx.x; list < num_lists; list += kThreads) {
-    shared.table.offsets[list] = call.ScoredEntries(list);
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) shared.table.Sum(num_lists);
-  __syncthreads();
-  const int64_t total = shared.table.offsets[num_lists];
-  const int begin = static_cast<int>(total * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-  if (threadIdx.x / 32 < kScoreWarps) {
-    ScorePages<T, kHeadDim>(call, begin, end, shared);
-  } else {
-    LoadPages<kHeadDim>(call, begin, end, shared);
-  }
+  ScoreRuns<T, kHeadDim, kHalves>(
+      call, reinterpret_cast<WarpMemory<kHeadDim>*>(shared_bytes)[threadIdx.x / 32]);
 }
 
 // Of one tile whose scores are in `scores`, by one warp.
@@ -243,7 +142,8 @@ __device__ inline void MeasureTile(const SampledCall& call, const float* scores,
 // Any shape, a CTA a page: one chain a key in the order of elements. Where a list has scores but no
 // keys, tiles are measured alone.
 template <class T>
-__global__ __launch_bounds__(kPlainThreads) void ScoreSampledPlainly(const SampledCall call) {
+__global__ __launch_bounds__(kPlainThreads) void ScoreSampledPlainly(
+    const __grid_constant__ SampledCall call) {
   __shared__ float tile[kTileRows][kBlockTokens];
   WaitForPrevious();
   const SampledAttentionParams& params = call.attention;
@@ -291,29 +191,26 @@ __global__ __launch_bounds__(kPlainThreads) void ScoreSampledPlainly(const Sampl
 
 using ScoreKernel = void (*)(SampledCall);
 
-struct RingKernel {
+struct StreamKernel {
   ScoreKernel run;
-  size_t shared_bytes;
+  int shared_bytes;
 };
 
+template <class T, int kHeadDim>
+StreamKernel StreamKernelOfGroup(int group) {
+  const int bytes = kScoreWarps * sizeof(WarpMemory<kHeadDim>);
+  if (group <= 8) return {ScoreSampledPages<T, kHeadDim, 1>, bytes};
+  return {ScoreSampledPages<T, kHeadDim, 2>, bytes};
+}
+
 template <class T>
-RingKernel RingKernelOfDim(int head_dim) {
-  switch (head_dim) {
-    case 64:
-      return {ScoreSampledPages<T, 64>, sizeof(ScoreMemory<64>)};
-    default:
-      return {ScoreSampledPages<T, 128>, sizeof(ScoreMemory<128>)};
-  }
+StreamKernel StreamKernelOfDim(int head_dim, int group) {
+  return head_dim == 64 ? StreamKernelOfGroup<T, 64>(group) : StreamKernelOfGroup<T, 128>(group);
 }
 
-RingKernel RingKernelOf(DType dtype, int head_dim) {
-  return dtype == DType::kF16 ? RingKernelOfDim<__half>(head_dim)
-                              : RingKernelOfDim<__nv_bfloat16>(head_dim);
-}
-
-// Which kernel: by the shape alone, so that a row's bits do not depend on its company.
-bool IsStreamed(const SampledAttentionParams& params) {
-  return params.dtype != DType::kF32 && (params.head_dim == 64 || params.head_dim == 128);
+StreamKernel StreamKernelOf(DType dtype, int head_dim, int group) {
+  return dtype == DType::kF16 ? StreamKernelOfDim<__half>(head_dim, group)
+                              : StreamKernelOfDim<__nv_bfloat16>(head_dim, group);
 }
 
 }  // namespace
@@ -321,9 +218,11 @@ bool IsStreamed(const SampledAttentionParams& params) {
 void PrepareSampledScores() {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int head_dim : {64, 128}) {
-      const RingKernel kernel = RingKernelOf(dtype, head_dim);
-      AUGUR_CUDA(cudaFuncSetAttribute(kernel.run, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kernel.shared_bytes)));
+      for (const int group : {8, 16}) {
+        const StreamKernel kernel = StreamKernelOf(dtype, head_dim, group);
+        AUGUR_CUDA(cudaFuncSetAttribute(kernel.run, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        kernel.shared_bytes));
+      }
     }
   }
 }
@@ -331,12 +230,12 @@ void PrepareSampledScores() {
 void LaunchSampledScores(const SampledCall& call, int num_sms, cudaStream_t stream) {
   const SampledAttentionParams& params = call.attention;
   const int num_lists = call.num_segments * params.num_kv_heads;
-  const int64_t pages = int64_t{num_lists} * call.stride;
-  // Scores that the caller keeps may be given instead of keys: only the plain kernel looks.
-  if (IsStreamed(params) && params.scores == nullptr) {
-    const RingKernel kernel = RingKernelOf(params.dtype, params.head_dim);
-    const auto grid = static_cast<unsigned>(pages < num_sms ? pages : num_sms);
-    LaunchKernel(stream, {dim3(grid), dim3(kThreads), kernel.shared_bytes}, kernel.run, call);
+  if (StreamsKeys(params)) {
+    const StreamKernel kernel =
+        StreamKernelOf(params.dtype, params.head_dim, params.num_q_heads / params.num_kv_heads);
+    const auto grid = static_cast<unsigned>(std::min(num_lists * call.most_runs, num_sms));
+    LaunchKernel(stream, {dim3(grid), dim3(kThreads), static_cast<size_t>(kernel.shared_bytes)},
+                 kernel.run, call);
     return;
   }
   ForElementType(params.dtype, [&]<class T>() {

@@ -47,6 +47,13 @@ __device__ inline uint32_t PackPair(float low, float high) {
   return pair;
 }
 
+// NaN where one of the two is.
+__device__ inline float MaxOrNan(float a, float b) {
+  float largest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+  return largest;
+}
+
 // 2^x to 2 ulp; 1 for 0, 0 for -infinity, NaN for NaN; results below the normal numbers are 0.
 __device__ inline float FastExp2(float x) {
   float result;

@@ -7,6 +7,8 @@
 #include <random>
 #include <set>
 
+#include "engine/attention/value_sampling.h"
+#include "kernels/check.h"
 #include "kernels/kv_page.h"
 #include "tests/bench/bench_memory.h"
 
@@ -41,6 +43,10 @@ void Upload(Backend* backend, void* to, const void* from, size_t bytes) {
   backend->Copy(to, from, bytes);
   backend->Synchronize();
 }
+
+struct SampledRows {
+  kernels::BackendArray<std::byte> segments, states;
+};
 
 // `copies` times a batch of sequences of `tokens`, each with pages of its own.
 class Batch {
@@ -94,21 +100,29 @@ class Batch {
     Upload(backend_, segments_.data(), &segment, sizeof(segment));
   }
 
-  // Segments of Params' rows that read some of their values.
-  kernels::BackendArray<std::byte> SampledSegments(int samples, int position) const {
-    std::vector<SampledSegment> segments(size_t(copies_) * sequences_);
+  // Segments of Params' rows that read some of their values, and states of kShared for them.
+  SampledRows MakeSampledRows(int samples, int position) const {
+    const size_t count = size_t(copies_) * sequences_;
+    const size_t state_floats =
+        shape_.num_kv_heads *
+        size_t(kernels::ValueStateFloats(shape_.num_q_heads / shape_.num_kv_heads));
+    SampledRows rows{MakeMemory(backend_, count * sizeof(SampledSegment)),
+                     MakeMemory(backend_, count * state_floats * sizeof(float))};
+    const std::vector<float> states(count * state_floats, 0.0f);
+    Upload(backend_, rows.states.data(), states.data(), states.size() * sizeof(float));
+    std::vector<SampledSegment> segments(count);
     for (size_t s = 0; s < segments.size(); ++s) {
       segments[s] = {.row = static_cast<int>(s) % sequences_,
                      .position = position,
                      .keys = reinterpret_cast<const std::byte* const*>(page_lists_.data()) +
                              s * shape_.num_kv_heads * blocks_,
+                     .state = reinterpret_cast<float*>(rows.states.data()) + s * state_floats,
                      .list_stride = blocks_,
                      .samples = samples,
                      .seed = s};
     }
-    auto memory = MakeMemory(backend_, segments.size() * sizeof(segments[0]));
-    Upload(backend_, memory.data(), segments.data(), segments.size() * sizeof(segments[0]));
-    return memory;
+    Upload(backend_, rows.segments.data(), segments.data(), segments.size() * sizeof(segments[0]));
+    return rows;
   }
   int sequences() const { return sequences_; }
   int copies() const { return copies_; }
@@ -189,19 +203,54 @@ BenchRecord Describe(const BenchContext& context, const std::string& bench,
   return record;
 }
 
+// What sampled rows stand beside.
+struct ExactRows {
+  const float* q;
+  std::byte* out;
+  double seconds;
+  double read_bytes_per_second;  // 0: not known
+};
+
+// |sampled - exact| / |exact| over all rows of the batch's first copy.
+double RelativeError(Backend* backend, const HeadShape& shape, const Batch& batch,
+                     const ExactRows& exact, float scale, const std::byte* sampled) {
+  const size_t floats = size_t(batch.sequences()) * shape.num_q_heads * shape.head_dim;
+  PagedAttentionParams params = batch.Params(0);
+  params.q = exact.q;
+  params.out = exact.out;
+  params.rows = batch.sequences();
+  params.phase = kernels::Phase::kDecode;
+  params.scale = scale;
+  std::vector<float> found(floats), expected(floats);
+  backend->Copy(found.data(), sampled, floats * sizeof(float));
+  backend->PagedAttention(params);
+  backend->Copy(expected.data(), exact.out, floats * sizeof(float));
+  backend->Synchronize();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < floats; ++i) {
+    error += (found[i] - expected[i]) * double{found[i] - expected[i]};
+    norm += expected[i] * double{expected[i]};
+  }
+  return std::sqrt(error / norm);
+}
+
 // The same rows with sampled values, beside their time with exact ones. The floor: all of K and the
 // rows that were drawn, at the bandwidth of a read.
 void RunSampledCase(Backend* backend, const BenchContext& context, const HeadShape& shape,
-                    const Batch& batch, const float* q, void* out, int samples, float spread,
-                    double exact_seconds, double read_bytes_per_second) {
+                    const Batch& batch, const ExactRows& exact, const std::string& name,
+                    int samples, float spread) {
+  const auto estimator = engine::ValueEstimatorNamed(name);
+  AUGUR_CHECK(estimator.has_value());
   const int rows = batch.sequences(), tokens = batch.blocks() * kBlockTokens;
-  const auto segments = batch.SampledSegments(samples, tokens - 1);
+  const SampledRows sampled = batch.MakeSampledRows(samples, tokens - 1);
+  const float scale = spread / std::sqrt(static_cast<float>(shape.head_dim));
   auto totals = MakeMemory(backend, sizeof(kernels::SampledCounts));
+  auto out = MakeMemory(backend, size_t(rows) * shape.num_q_heads * shape.head_dim * sizeof(float));
   const auto call = [&](Backend* recorder, int i) {
-    const auto* of_copy = reinterpret_cast<const SampledSegment*>(segments.data()) +
+    const auto* of_copy = reinterpret_cast<const SampledSegment*>(sampled.segments.data()) +
                           size_t(i % batch.copies()) * rows;
-    recorder->SampledAttention({.q = q,
-                                .out = out,
+    recorder->SampledAttention({.q = exact.q,
+                                .out = out.data(),
                                 .segments = of_copy,
                                 .totals = reinterpret_cast<kernels::SampledCounts*>(totals.data()),
                                 .num_segments = rows,
@@ -211,31 +260,35 @@ void RunSampledCase(Backend* backend, const BenchContext& context, const HeadSha
                                 .num_kv_heads = shape.num_kv_heads,
                                 .head_dim = shape.head_dim,
                                 .dtype = kPageType,
-                                .scale = spread / std::sqrt(static_cast<float>(shape.head_dim)),
-                                .estimator = kernels::ValueEstimator::kProportional,
+                                .scale = scale,
+                                .estimator = static_cast<kernels::ValueEstimator>(*estimator),
                                 .max_entries = batch.blocks()});
   };
+  // Copies have states of their own: their first two steps settle how many rows kShared draws.
+  for (int i = 0; i < 2 * batch.copies(); ++i) call(backend, i);
   kernels::SampledCounts counts;
   Upload(backend, totals.data(), &counts, sizeof(counts));
   call(backend, 0);
   backend->Copy(&counts, totals.data(), sizeof(counts));
   backend->Synchronize();
+  const double error = RelativeError(backend, shape, batch, exact, scale, out.data());
   const double seconds = MedianCallSeconds(backend, context.repeats, call);
   const double row_bytes = static_cast<double>(shape.head_dim) * kernels::BytesOf(kPageType);
   const double bytes = batch.kv_bytes() / 2.0 + static_cast<double>(counts.distinct) * row_bytes;
   BenchRecord record = Describe(context, "attention_sampled", shape);
-  record.Add("estimator", std::string("proportional"))
+  record.Add("estimator", name)
       .Add("batch", int64_t{rows})
       .Add("tokens", int64_t{tokens})
       .Add("samples", int64_t{samples})
       .Add("spread", double{spread})
       .Add("rows_a_kv_head", static_cast<double>(counts.distinct) / (rows * shape.num_kv_heads))
+      .Add("relative_error", error)
       .Add("k_mb", batch.kv_bytes() / 2e6)
       .Add("us", seconds * 1e6)
-      .Add("exact_us", exact_seconds * 1e6)
-      .Add("exact_over_sampled", exact_seconds / seconds);
-  if (read_bytes_per_second > 0) {
-    record.Add("floor_over_sampled", bytes / read_bytes_per_second / seconds);
+      .Add("exact_us", exact.seconds * 1e6)
+      .Add("exact_over_sampled", exact.seconds / seconds);
+  if (exact.read_bytes_per_second > 0) {
+    record.Add("floor_over_sampled", bytes / exact.read_bytes_per_second / seconds);
   }
   record.Print();
 }
@@ -265,10 +318,12 @@ void RunDecodeCase(Backend* backend, const BenchContext& context, const HeadShap
       .Add("kv_gb_per_s", rate / 1e9);
   if (read_bytes_per_second > 0) record.Add("of_read_bandwidth", rate / read_bytes_per_second);
   record.Print();
-  for (const int samples : options.samples) {
-    for (const float spread : options.spreads) {
-      RunSampledCase(backend, context, shape, batch, queries, out.data(), samples, spread, seconds,
-                     read_bytes_per_second);
+  const ExactRows exact{queries, out.data(), seconds, read_bytes_per_second};
+  for (const std::string& estimator : options.estimators) {
+    for (const int samples : options.samples) {
+      for (const float spread : options.spreads) {
+        RunSampledCase(backend, context, shape, batch, exact, estimator, samples, spread);
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 // device's memory gives. On any backend; the default sizes are a GPU's.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -12,7 +13,8 @@ namespace augur::bench {
 struct AttentionBenchOptions {
   std::vector<int> batches = {1, 4, 16};
   std::vector<int> contexts = {8192, 32768, 131072};  // tokens behind each decoding row
-  std::vector<int> samples = {};                      // draws of a query head, of rows that sample
+  std::vector<int> samples = {};                      // of rows that sample (kDraws)
+  std::vector<std::string> estimators = {"proportional", "shared"};  // of them
   // Times the scale of their scores: 1 is nearly flat, so that most rows drawn are distinct.
   std::vector<float> spreads = {1.0f};
   std::vector<int> prompts = {8192, 32768};

@@ -105,6 +105,9 @@ void AddAttentionOptions(CLI::App* command, AttentionBenchOptions* options) {
   command->add_option("--samples", options->samples, "draws of rows that sample their values")
       ->delimiter(',');
   command->add_option("--spreads", options->spreads, "factors of their scores")->delimiter(',');
+  command->add_option("--estimators", options->estimators, "that draw them")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"proportional", "flash", "shared"}));
   command->add_option("--prompts", options->prompts, "prompt lengths")->delimiter(',');
   command->add_option("--chunk", options->chunk, "rows of a prefill call");
   command->add_option("--sparse-contexts", options->sparse_contexts, "tokens before a sparse chunk")

@@ -121,6 +121,10 @@ std::vector<std::vector<int>> DrawnTokens(const BackendUnderTest& under_test,
   std::vector<std::vector<int>> counts(shape.group);
   for (int g = 0; g < shape.group; ++g) {
     for (int t = 0; t < sequence.tokens(); ++t) {
+      if (estimator == ValueEstimator::kShared) {  // each row once for all heads
+        counts[g].push_back(weights[g][t] > 0 ? 1 : 0);
+        continue;
+      }
       double one = 1.0 / samples;
       if (estimator == ValueEstimator::kFlash) {
         const auto tile = weights[g].begin() + t / kBlockTokens * kBlockTokens;
@@ -141,7 +145,8 @@ TEST(TwinSampledStatisticsTest, ScoresOfItsOwnMoveFewDraws) {
   };
   const Lists lists[] = {{128, 64, 20, ValueEstimator::kProportional},
                          {kSanitized ? 700 : 8192, 128, 3, ValueEstimator::kProportional},
-                         {kSanitized ? 700 : 4000, 128, 3, ValueEstimator::kFlash}};
+                         {kSanitized ? 700 : 4000, 128, 3, ValueEstimator::kFlash},
+                         {kSanitized ? 700 : 4000, 32, 3, ValueEstimator::kShared}};
   for (const AttentionShape& shape :
        {AttentionShape{16, 1, kDim, DType::kBF16}, AttentionShape{4, 1, kDim, DType::kF16}}) {
     for (const Lists& list : lists) {
@@ -160,6 +165,10 @@ TEST(TwinSampledStatisticsTest, ScoresOfItsOwnMoveFewDraws) {
           for (int t = 0; t < list.tokens; ++t) {
             const int a = counts.front()[g][t], b = counts.back()[g][t];
             draws += a;
+            if (list.estimator == ValueEstimator::kShared) {
+              moved += std::abs(a - b);
+              continue;
+            }
             ahead += a - b;
             moved += std::abs(ahead);
             ASSERT_LE(std::abs(ahead), 1) << "draws before a row differ by more than a neighbour's";
