@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
@@ -187,9 +188,10 @@ TEST_F(RoundTripTest, ManyStreamsAtOnce) {
 
 TEST_F(RoundTripTest, CancelsAtAnyMomentLeaveNothing) {
   std::mt19937 random(11);
+  std::atomic<uint64_t> answered = 0;
   std::vector<std::thread> clients;
   for (int i = 0; i < 4; ++i) {
-    clients.emplace_back([this, seed = random()] {
+    clients.emplace_back([this, &answered, seed = random()] {
       std::mt19937 own(seed);
       for (int k = 0; k < 50; ++k) {
         grpc::ClientContext context;
@@ -197,11 +199,13 @@ TEST_F(RoundTripTest, CancelsAtAnyMomentLeaveNothing) {
         request.mutable_stopping()->set_ignore_eos(true);
         const auto reader = server_.stub->Complete(&context, request);
         v1::CompleteResponse message;
+        bool was_answered = false;
         for (uint32_t reads = own() % 20; reads > 0 && reader->Read(&message); --reads) {
+          was_answered = true;
         }
         context.TryCancel();
-        while (reader->Read(&message)) {
-        }
+        while (reader->Read(&message)) was_answered = true;
+        answered += was_answered;
         EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
       }
     });
@@ -210,7 +214,11 @@ TEST_F(RoundTripTest, CancelsAtAnyMomentLeaveNothing) {
   EXPECT_TRUE(AllBlocksAreBack());
   // The server may have sent all before it heard of the cancel.
   const auto& requests = server_.stats.requests;
-  EXPECT_EQ(requests[1][0] + requests[0][static_cast<size_t>(EndReason::kLength)], 200u);
+  const uint64_t ended = requests[1][0] + requests[0][static_cast<size_t>(EndReason::kLength)];
+  // Of a call that is cancelled at once the server may never hear.
+  EXPECT_GE(ended, answered);
+  EXPECT_LE(ended, 200u);
+  EXPECT_GE(answered, 150u);
   // How many depends on who is faster; that cancels really arrived does not.
   EXPECT_GT(requests[1][0], 0u);
 }
