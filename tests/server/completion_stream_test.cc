@@ -93,16 +93,17 @@ TEST_F(CompletionStreamTest, TellsTheWholeStoryInOrder) {
   EXPECT_EQ(Ended(0, EndReason::kStop), 1u);
 }
 
-// Choices come in any order among each other; the last Finished ends the stream, and what waits for
-// a reader is merged choice by choice.
-TEST_F(CompletionStreamTest, ChoicesAreToldApart) {
+// One call of three choices whose events come in any order among each other; gives how many
+// messages they became.
+size_t SendThreeChoices(FrontServer& server, FakeEngine& engine) {
   v1::CompleteRequest request = TextRequest("abc");
   request.mutable_sampling()->set_n(3);
   request.set_priority(-7);
   grpc::ClientContext context;
-  const auto reader = server_.stub->Complete(&context, request);
-  const auto submitted = engine_.Take();
-  ASSERT_NE(submitted, nullptr);
+  const auto reader = server.stub->Complete(&context, request);
+  const auto submitted = engine.Take();
+  EXPECT_NE(submitted, nullptr);
+  if (submitted == nullptr) return 0;
   EXPECT_EQ(submitted->num_choices, 3u);
   EXPECT_EQ(submitted->priority, -7);
   std::map<uint32_t, std::string> sent;
@@ -132,10 +133,25 @@ TEST_F(CompletionStreamTest, ChoicesAreToldApart) {
   }
   EXPECT_EQ(texts, sent);
   EXPECT_EQ(finished, (std::vector<uint32_t>{1, 2, 0}));
-  EXPECT_LT(received.messages.size(), 1 + 42 + 3u) << "nothing was merged";
+  return received.messages.size();
+}
+
+// The last Finished ends the stream, and what waits for a reader is merged choice by choice.
+// Whether anything waits is up to who is faster: it does in one of a hundred calls at least.
+TEST_F(CompletionStreamTest, ChoicesAreToldApart) {
+  uint64_t calls = 0;
+  bool was_merged = false;
+  while (!was_merged && calls < 100) {
+    ++calls;
+    const size_t messages = SendThreeChoices(server_, engine_);
+    ASSERT_GE(messages, 1 + 3 + 3u);
+    ASSERT_LE(messages, 1 + 42 + 3u);
+    was_merged = messages < 1 + 42 + 3u;
+  }
+  EXPECT_TRUE(was_merged);
   EXPECT_EQ(server_.stats.reader_pauses, 0u);
   EXPECT_TRUE(NoStreamIsLeft());
-  EXPECT_EQ(Ended(0, EndReason::kLength), 1u);
+  EXPECT_EQ(Ended(0, EndReason::kLength), calls);
 }
 
 TEST_F(CompletionStreamTest, AnErrorEndsAllChoices) {
