@@ -61,6 +61,16 @@ const std::byte* ValuesOf(const SampledAttentionParams& params, const SampledSeg
   return segment.keys[params.keys_offset + place] + half_bytes;
 }
 
+// Where kShared leaves what the next token shall read; holds what this one reads.
+float* NextState(const SampledSegment& segment, int64_t offset, int kv_head, int heads) {
+  const size_t at = offset + size_t(kv_head) * ValueStateFloats(heads);
+  float* const state = segment.state + at;
+  if (segment.next_state == nullptr) return state;
+  float* const next = segment.next_state + at;
+  std::copy_n(state, ValueStateFloats(heads), next);
+  return next;
+}
+
 void Add(const SampledCounts& counts, SampledCounts* to) {
   to->draws += counts.draws;
   to->rows += counts.rows;
@@ -127,14 +137,8 @@ void CpuBackend::DrawItem(const SampledAttentionParams& params, const SampledIte
                     params.forced_offset};
   const int wished = SamplesOf(params, segment);
   if (params.estimator == ValueEstimator::kShared) {
-    const size_t at = params.state_offset + size_t(item.kv_head) * ValueStateFloats(heads);
-    float* state = segment.state + at;
-    if (segment.next_state != nullptr) {
-      float* const next = segment.next_state + at;
-      std::copy_n(state, ValueStateFloats(heads), next);
-      state = next;
-    }
-    DrawShared(isa_, params.budget, wished, scratch.group, blocks, source, state, &scratch.draws);
+    DrawShared(isa_, params.budget, wished, scratch.group, blocks, source,
+               NextState(segment, params.state_offset, item.kv_head, heads), &scratch.draws);
     return;
   }
   int samples = wished;
@@ -274,7 +278,11 @@ void CpuBackend::DrawAndGather(const SampledAttentionParams& params, const Sampl
     is_nan |= scratch.group[g].is_nan;
   }
   for (std::vector<ValueDraw>& draws : scratch.draws) draws.clear();
-  if (!is_nan) DrawItem(params, item, scratch);
+  if (!is_nan) {
+    DrawItem(params, item, scratch);
+  } else if (params.estimator == ValueEstimator::kShared) {
+    NextState(params.segments[item.segment], params.state_offset, item.kv_head, heads);
+  }
   GatherItem(params, item, scratch);
 }
 

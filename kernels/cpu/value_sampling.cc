@@ -200,7 +200,7 @@ float HeadDistribution::LogAnchor() const {
   for (int entry = last; entry < entries(); ++entry) {
     anchor_top = std::max(anchor_top, maxima[entry]);
   }
-  if (!(anchor_top > -INFINITY)) return 0.0f;
+  if (!(anchor_top > -INFINITY)) return kNoLogAnchor;
   uint64_t mass = TileMass(sums[0], maxima[0] - anchor_top);
   for (int entry = last; entry < entries(); ++entry) {
     mass += TileMass(sums[entry], maxima[entry] - anchor_top);
@@ -302,8 +302,11 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   const size_t stride = heads > 1 ? group[1].scores - group[0].scores : 0;
   const bool is_first = state[0] == 0.0f;
   const float lambda = is_first ? static_cast<float>(samples) : state[1];
-  std::vector<float> log_norms(heads);  // predicted
-  for (int g = 0; g < heads; ++g) log_norms[g] = state[2 + g] + group[g].LogAnchor();
+  std::vector<float> log_norms(heads), log_anchors(heads);  // norms: predicted
+  for (int g = 0; g < heads; ++g) {
+    log_anchors[g] = group[g].LogAnchor();
+    log_norms[g] = state[2 + g] + log_anchors[g];
+  }
   for (std::vector<ValueDraw>& of_head : *draws) of_head.clear();
   alignas(64) float ratios[kTokens];
   std::vector<std::array<uint32_t, kTokens>> weights(heads);
@@ -345,12 +348,13 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
     }
     unbounded += of_tile;
   }
+  if (std::count(log_anchors.begin(), log_anchors.end(), kNoLogAnchor) > 0) return;
   // What the rates would have been with the exact normalisers, were they all off alike.
   double off = 0;
   for (int g = 0; g < heads; ++g) {
     const float log_norm = group[g].LogNorm();
     off += log_norm - log_norms[g];
-    const float now = log_norm - group[g].LogAnchor();
+    const float now = log_norm - log_anchors[g];
     state[2 + g] = is_first ? now : std::min(now, state[2 + g] + kStateRise);
   }
   state[0] = 1.0f;

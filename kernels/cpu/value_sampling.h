@@ -27,7 +27,8 @@ struct HeadDistribution {
 
   int entries() const { return static_cast<int>(maxima.size()); }
   uint64_t whole() const { return prefix.back(); }
-  // Base-2 logarithm of the sum of 2^scores, over all entries and over the anchor's.
+  // Base-2 logarithm of the sum of 2^scores, over all entries and over the anchor's
+  // (kNoLogAnchor where that is 0).
   float LogNorm() const;
   float LogAnchor() const;
 };

@@ -47,7 +47,11 @@ inline constexpr int kMaxValueSamples = 65536;
 // less: to predict too little reads more rows, to predict too much leaves large weights on few.
 // From token to token the normaliser itself moves by a factor of 8.6 (root mean square, bundled
 // model at 7K tokens of text), over the anchor by 1.6.
+//
+// Where biases leave nothing of a head's anchor, the prediction is the least there is, so that rows
+// are drawn at the highest rate, and the state stays as it was, as it does where a score is NaN.
 inline constexpr int kAnchorLast = 4;
+inline constexpr float kNoLogAnchor = -std::numeric_limits<float>::max();
 AUGUR_HOST_DEVICE constexpr int ValueStateFloats(int group_heads) { return 2 + group_heads; }
 
 struct SampledSegment {

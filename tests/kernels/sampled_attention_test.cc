@@ -61,6 +61,31 @@ TEST(SampledAttentionTest, MeanCoefficientsAreTheProbabilities) {
   }
 }
 
+// In the first step too, whose rates know the anchor alone: where the list is no longer, and with
+// little of the mass, most of it and next to all of it outside.
+TEST(SampledAttentionTest, MeanCoefficientsOfTheFirstStep) {
+  const auto backend = Cpu();
+  const int first = 64, tokens = kSanitized ? 64 : 256;  // whose values are one-hot
+  const std::pair<int, float> cases[] = {{300, 0.0f}, {385, -6.0f}, {385, 0.0f}, {385, 8.0f}};
+  for (const auto& [n, outside] : cases) {
+    SampledCase list = RandomCase(n, 2, 256, 1, 7);
+    for (int j = 64; j < 128; ++j) list.key(j)[0] += outside;
+    list.SetValues([&](int j, int c) { return j - first == c && c < tokens ? 1.0f : 0.0f; });
+    for (const int samples : {1, 30}) {
+      SCOPED_TRACE(testing::Message() << n << " " << outside << " S " << samples);
+      const std::vector<double> mean = MeanOverOffsets([&](int64_t offset) {
+        return list.Run(*backend, ValueEstimator::kShared, samples, 1, offset);
+      });
+      for (int g = 0; g < 2; ++g) {
+        const std::vector<double> p = list.Probabilities(g);
+        for (int c = 0; c < tokens && first + c < n; ++c) {
+          ASSERT_NEAR(mean[size_t(g) * 256 + c], p[first + c], 2e-6) << g << " " << c;
+        }
+      }
+    }
+  }
+}
+
 // The published budgets do not have that mean.
 TEST(SampledAttentionTest, LargestRemainderIsBiased) {
   const auto backend = Cpu();
@@ -421,6 +446,61 @@ TEST(SampledAttentionTest, ANanScoreGivesNanToItsKvHeadAlone) {
     list.state[3] = 0;
     const std::vector<float> out = list.Run(*backend, estimator, 8, 1);
     EXPECT_TRUE(std::isnan(out[16])) << NameOf(estimator);
+  }
+}
+
+// A state of its own for the next token is written whatever the scores are.
+TEST(SampledAttentionTest, ANanScoreLeavesTheStateToTheNextToken) {
+  const auto backend = Cpu();
+  SampledCase list = RandomCase(100, 2, 16, 1, 3);
+  list.SetValues([](int, int) { return 1.0f; });
+  list.key(70)[1] = NAN;
+  list.state = {1.0f, 5.0f, 0.25f, 0.5f};
+  std::vector<float> next(4, -7.0f), out(32, NAN);
+  SampledSegment segment = list.Segment(0, 8, 1);
+  segment.next_state = next.data();
+  backend->SampledAttention(list.Params(ValueEstimator::kShared, &segment, 1, out.data()));
+  EXPECT_EQ(next, list.state);
+}
+
+// Biases that leave nothing of the anchor, or of the list: what can be seen is still drawn, and the
+// step tells the next one nothing.
+TEST(SampledAttentionTest, AnAnchorThatIsAllMaskedLeavesTheState) {
+  const auto backend = Cpu();
+  const std::vector<float> masked(64, -INFINITY), plain(64, 0.0f);
+  for (const float level : {-80.0f, 0.0f, 80.0f}) {
+    SampledCase list(600, 2, 16);
+    list.SetScores([&](int g, int j) { return level + 0.01f * (j % 7) + 0.1f * g; });
+    list.SetValues([](int j, int c) { return 0.01f * j + c; });
+    std::vector<const float*> anchor_masked, all_masked(list.entries(), masked.data());
+    for (int e = 0; e < list.entries(); ++e) {
+      const bool is_anchor = e == 0 || e >= list.entries() - kAnchorLast;
+      anchor_masked.push_back(is_anchor ? masked.data() : plain.data());
+    }
+    const auto run = [&](const std::vector<const float*>& biases, const std::vector<float>& state) {
+      list.state = state;
+      SampledSegment segment = list.Segment(0, 30, 5);
+      segment.biases = biases.data();
+      std::vector<float> out(32, NAN);
+      backend->SampledAttention(list.Params(ValueEstimator::kShared, &segment, 1, out.data()));
+      EXPECT_EQ(list.state, state);
+      return out;
+    };
+    for (const std::vector<float>& state :
+         {std::vector<float>(4, 0.0f), std::vector<float>{1.0f, 20.0f, 1.5f, 0.5f}}) {
+      double sum = 0, mean = 0;  // over blocks 1 to 5
+      for (int j = 64; j < 384; ++j) {
+        const double weight = std::exp(0.01 * (j % 7));
+        sum += weight;
+        mean += weight * 0.01 * j;
+      }
+      const std::vector<float> out = run(anchor_masked, state);
+      EXPECT_EQ(list.counts.distinct, 320);
+      EXPECT_NEAR(out[0], mean / sum, 1e-4);
+      EXPECT_NEAR(out[16 + 3], mean / sum + 3, 1e-4);
+      EXPECT_EQ(run(all_masked, state), std::vector<float>(32, 0.0f));
+      EXPECT_EQ(list.counts.distinct, 0);
+    }
   }
 }
 
