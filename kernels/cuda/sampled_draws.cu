@@ -140,7 +140,7 @@ __device__ inline float LogAnchor(const SampledCall& call, size_t row, int entri
   const int last = max(1, entries - kAnchorLast);
   float top = maxima[0];
   for (int entry = last; entry < entries; ++entry) top = fmaxf(top, maxima[entry]);
-  if (!(top > -INFINITY)) return 0.0f;
+  if (!(top > -INFINITY)) return kNoLogAnchor;
   uint64_t mass = TileMass(sums[0], maxima[0] - top);
   for (int entry = last; entry < entries; ++entry) {
     mass += TileMass(sums[entry], maxima[entry] - top);

@@ -534,7 +534,8 @@ __global__ __launch_bounds__(kAnchorEntries *
   for (int i = 0; i < kAnchorEntries; ++i) {
     anchor.Add(entries_of[i][head].top, entries_of[i][head].sum);
   }
-  call.anchors[call.RowOf(list, head)] = anchor.sum > 0.0f ? anchor.top + log2f(anchor.sum) : 0.0f;
+  call.anchors[call.RowOf(list, head)] =
+      anchor.sum > 0.0f ? anchor.top + log2f(anchor.sum) : kNoLogAnchor;
 }
 
 using Kernel = void (*)(SampledCall);

@@ -46,7 +46,7 @@ __device__ inline float LogSum(float top, uint64_t mass) {
 }
 
 // As the CPU's DrawShared leaves it, from the list's heads and what all rates add up to; by one
-// warp, a lane a head. Where a score is NaN the state stays.
+// warp, a lane a head. Where a score is NaN, or nothing is left of an anchor, the state stays.
 __device__ inline void WriteNextState(const SampledCall& call, int list, const HeadDraw* heads,
                                       const RateSums& rates) {
   const SampledAttentionParams& params = call.attention;
@@ -61,15 +61,15 @@ __device__ inline void WriteNextState(const SampledCall& call, int list, const H
     draw = heads[lane];
     seen = state[2 + lane];
   }
-  const bool is_nan = __any_sync(~0u, draw.is_nan);
+  const bool stays = __any_sync(~0u, draw.is_nan || draw.log_anchor == kNoLogAnchor);
   const float now = draw.log_norm - draw.log_anchor;
   const double off = WarpSum(double{draw.log_norm - (seen + draw.log_anchor)});
   float* next_state = call.NextStateOf(list);
   if (lane < group) {
-    next_state[2 + lane] = is_nan ? seen : is_first ? now : fminf(now, seen + kStateRise);
+    next_state[2 + lane] = stays ? seen : is_first ? now : fminf(now, seen + kStateRise);
   }
   if (lane != 0) return;
-  if (is_nan) {
+  if (stays) {
     next_state[0] = state[0];
     next_state[1] = state[1];
     return;
