@@ -360,7 +360,9 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   state[0] = 1.0f;
   const double correction = std::exp2(off / heads);
   double next = lambda * correction;
-  if (budget == ValueBudget::kDraws || is_first) {
+  // A first step counts draws in any case: of its rates most may be bounded.
+  const bool counts_draws = budget == ValueBudget::kDraws || is_first;
+  if (counts_draws) {
     next *= samples * kQ32 / unbounded;
   } else {
     const double wanted = std::max(0.25, samples - static_cast<double>(certain));
@@ -368,7 +370,7 @@ void DrawShared(const IsaKernels& isa, ValueBudget budget, int samples,
   }
   if (!std::isfinite(next)) next = samples;
   const double least = static_cast<double>(samples) / heads;
-  const double most = budget == ValueBudget::kDraws ? samples : samples * kMostRowsRate;
+  const double most = counts_draws ? samples : samples * kMostRowsRate;
   state[1] = static_cast<float>(std::clamp(next, least, most));
 }
 

@@ -75,7 +75,8 @@ __device__ inline void WriteNextState(const SampledCall& call, int list, const H
     return;
   }
   double next = lambda * exp2(off / group);
-  if (params.budget == ValueBudget::kDraws || is_first) {
+  const bool counts_draws = params.budget == ValueBudget::kDraws || is_first;
+  if (counts_draws) {
     next *= samples * kQ32 / rates.unbounded;
   } else {
     const double wanted = fmax(0.25, samples - static_cast<double>(rates.certain));
@@ -83,7 +84,7 @@ __device__ inline void WriteNextState(const SampledCall& call, int list, const H
   }
   if (!isfinite(next)) next = samples;
   const double least = static_cast<double>(samples) / group;
-  const double most = params.budget == ValueBudget::kDraws ? samples : samples * kMostRowsRate;
+  const double most = counts_draws ? samples : samples * kMostRowsRate;
   next_state[0] = 1.0f;
   next_state[1] = static_cast<float>(fmin(fmax(next, least), most));
 }
