@@ -8,6 +8,10 @@
 # PACKAGE/needles_POLICY_cpu.json (needles.py ask --alone). serve_sampled needs PACKAGE/bin/augur-eval.
 set -uo pipefail
 
+if [ $# -lt 2 ]; then
+  echo "usage: tests/gpu/check.sh PACKAGE LOGS [STEP...]" >&2
+  exit 2
+fi
 readonly package=$(realpath "$1") logs=$(realpath "$2")
 shift 2
 readonly steps=${*:-twins golden tiers copies sanitizers sampled serve serve_tiers serve_sampled}
